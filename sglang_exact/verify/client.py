@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP side of the verifier: one class per server, native endpoints only.
+
+/generate is used and not the OpenAI endpoints: only there do token ids, streaming and
+the per-request speculation counters come together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import aiohttp
+import orjson
+
+from sglang_exact.verify.model import Case, Manner, Sample
+from sglang_exact.verify.wire import (
+    BadAnswer,
+    StreamReader,
+    clean,
+    error_text,
+    load_json,
+    parse_answer,
+)
+
+# The longest event-stream line: cumulative chunks of 4096 tokens with top-5 logprobs
+# stay under 4 MB.
+READ_BUFFER = 16 * 2**20
+MAX_BODY = 256 * 2**20
+_VOCAB = re.compile(r"range is \[0, (\d{1,9})\)")
+
+
+class Refused(RuntimeError):
+    """The server answered 4xx: it says that it will not serve this request."""
+
+
+class Failed(RuntimeError):
+    """No usable answer, and asking again is not expected to help."""
+
+
+class Lost(RuntimeError):
+    """The connection broke or the server is starting; it may come back."""
+
+
+def redact_url(url: str) -> str:
+    """`url` without user, password and query."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if ":" in host:
+        host = f"[{host}]"
+    port = f":{parts.port}" if parts.port else ""
+    return urlunsplit((parts.scheme, host + port, parts.path.rstrip("/"), "", ""))
+
+
+class Client:
+    """Talks to one server.
+
+    `key` is sent as a bearer token and cut out of every message that comes back.
+    """
+
+    def __init__(self, url: str, *, key: str | None = None, timeout: float = 1800):
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(
+                f"server address {clean(redact_url(url))!r}: expected http://HOST:PORT"
+            )
+        self.url = redact_url(url)
+        self._base = url.rstrip("/")
+        self._key = key
+        self._timeout = timeout
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Client:
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        self._session = aiohttp.ClientSession(
+            headers=headers,
+            connector=aiohttp.TCPConnector(limit=0),
+            read_bufsize=READ_BUFFER,
+            timeout=aiohttp.ClientTimeout(total=self._timeout, sock_connect=30),
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def scrub(self, text: str) -> str:
+        """`text` without the API key, should a server echo it."""
+        return text.replace(self._key, "***") if self._key else text
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise RuntimeError("Client is used outside its `async with` block")
+        return self._session
+
+    async def get_json(self, path: str) -> Any:
+        """GET `path` as JSON; None where the server has no such thing."""
+        try:
+            async with self._open().get(
+                self._base + path, timeout=aiohttp.ClientTimeout(total=60)
+            ) as response:
+                raw = await _read(response)
+                if response.status in (401, 403):
+                    raise Refused(self.scrub(f"{response.status}: {error_text(raw)}"))
+                return load_json(raw) if response.status == 200 else None
+        except BadAnswer:
+            return None
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise Lost(self.scrub(_named(error))) from error
+
+    async def flush(self) -> str | None:
+        """Empty the prefix cache; the reason as text if the server did not."""
+        try:
+            async with self._open().post(
+                self._base + "/flush_cache",
+                params={"timeout": "30"},
+                timeout=aiohttp.ClientTimeout(total=60),
+            ) as response:
+                raw = await _read(response)
+                if response.status == 200:
+                    return None
+                return self.scrub(f"{response.status}: {error_text(raw)}")
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            return self.scrub(_named(error))
+
+    async def vocab_size(self) -> int | None:
+        """Ask for an impossible id's logprob: the refusal names the vocabulary size."""
+        body = {
+            "input_ids": [1],
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+            "return_logprob": True,
+            "token_ids_logprob": [2**31 - 1],
+        }
+        try:
+            async with self._open().post(
+                self._base + "/generate",
+                json=body,
+                timeout=aiohttp.ClientTimeout(total=60),
+            ) as response:
+                match = _VOCAB.search(error_text(await _read(response)))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return None
+        return int(match[1]) if match else None
+
+    async def generate(self, case: Case, manner: Manner) -> Sample:
+        """One generation.
+
+        Raises Refused (4xx), Lost (connection broken, 503: may come back) or Failed
+        (anything else that is not a complete answer).
+        """
+        began = time.monotonic()
+        try:
+            async with self._open().post(
+                self._base + "/generate",
+                data=orjson.dumps(request_body(case, manner)),
+                headers={"Content-Type": "application/json"},
+            ) as response:
+                await self._check_status(response)
+                if manner.stream:
+                    sample = await _read_stream(response, manner)
+                else:
+                    body = load_json(await _read(response))
+                    sample = parse_answer(body, logprobs=manner.logprobs)
+        except BadAnswer as error:
+            raise Failed(self.scrub(str(error))) from error
+        except TimeoutError as error:
+            raise Failed(f"no complete answer within {self._timeout:g} s") from error
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+            raise Lost(self.scrub(_named(error))) from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise Failed(self.scrub(_named(error))) from error
+        object.__setattr__(sample, "latency_s", time.monotonic() - began)
+        return sample
+
+    async def _check_status(self, response: aiohttp.ClientResponse) -> None:
+        if response.status == 200:
+            return
+        text = self.scrub(f"{response.status}: {error_text(await _read(response))}")
+        if response.status == 503:
+            raise Lost(text)
+        if 400 <= response.status < 500:
+            raise Refused(text)
+        raise Failed(text)
+
+    async def wait_ready(self, timeout: float) -> bool:
+        """Poll until the server answers again; False if it does not in `timeout` s."""
+        until = time.monotonic() + timeout
+        pause = 0.05
+        while time.monotonic() < until:
+            try:
+                if await self.get_json("/model_info") is not None:
+                    return True
+                if await self.get_json("/server_info") is not None:
+                    return True
+            except (Lost, Refused):
+                pass
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 5.0)
+        return False
+
+
+def request_body(case: Case, manner: Manner) -> dict[str, Any]:
+    """The JSON of one POST /generate."""
+    params: dict[str, Any] = {
+        "temperature": case.temperature,
+        "max_new_tokens": case.max_new_tokens,
+        "ignore_eos": case.ignore_eos,
+    }
+    if case.seed is not None:
+        params["sampling_seed"] = case.seed
+    body: dict[str, Any] = {"sampling_params": params, "stream": manner.stream}
+    if case.prompt.ids is not None:
+        body["input_ids"] = list(case.prompt.ids)
+    else:
+        body["text"] = case.prompt.text
+    if manner.logprobs:
+        # -1: logprobs of the output only, so that the prefix cache stays usable.
+        body |= {
+            "return_logprob": True,
+            "top_logprobs_num": manner.top,
+            "logprob_start_len": -1,
+        }
+    return body
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    parts, size = [], 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > MAX_BODY:
+            raise BadAnswer(f"answer is larger than {MAX_BODY} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _read_stream(response: aiohttp.ClientResponse, manner: Manner) -> Sample:
+    reader = StreamReader()
+    async for line in response.content:
+        reader.feed(line)
+        if reader.done:
+            break
+    return reader.finish(logprobs=manner.logprobs)
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {clean(str(error) or 'no detail', 200)}"
