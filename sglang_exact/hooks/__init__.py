@@ -1,1 +1,100 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Every hook, in one ordered table; nothing is discovered, nothing runs here."""
+
+from __future__ import annotations
+
+from sglang_exact.hooks import attention_verify, gdn_verify, launch, rank
+from sglang_exact.hooks.base import MAIN, SCHEDULER, Hook
+from sglang_exact.reasons import Reason
+from sglang_exact.settings import Settings
+
+__all__ = [
+    "ALL",
+    "MAIN",
+    "SCHEDULER",
+    "Hook",
+    "name_reasons",
+    "pinned_names",
+    "select",
+]
+
+ALL: tuple[Hook, ...] = (
+    *launch.HOOKS,
+    *rank.HOOKS,
+    gdn_verify.HOOK,
+    *attention_verify.HOOKS,
+)
+
+# Switching these off would switch off the refusal itself.
+ALWAYS_ON = tuple(hook.name for hook in (*launch.HOOKS, *rank.HOOKS))
+
+
+def _test_hooks(config: Settings) -> list[Hook]:
+    found: list[Hook] = []
+    if config.dummy_weights:
+        from sglang_exact.rehearsal import dummy_weights
+
+        found.append(
+            Hook(
+                name="test_dummy_weights",
+                target=dummy_weights.TARGET,
+                kind=dummy_weights.TYPE,
+                replacement=dummy_weights.replacement,
+                test=True,
+            )
+        )
+    if config.oracle:
+        from sglang_exact.rehearsal import oracle
+
+        found += [
+            Hook(
+                name=f"test_oracle_{name}",
+                target=target,
+                kind=kind,
+                replacement=replacement,
+                test=True,
+            )
+            for name, target, kind, replacement in oracle.HOOKS
+        ]
+    return found
+
+
+def select(config: Settings, role: str) -> list[Hook]:
+    """The hooks that a process of this role registers under these settings.
+
+    A disabled hook leaves with everything that shares its name as a prefix.
+    """
+    found = []
+    if config.enable:
+        found = [
+            hook
+            for hook in ALL
+            if role in hook.roles
+            and not any(hook.name.startswith(off) for off in config.disabled_hooks)
+        ]
+    if role == SCHEDULER:
+        found += _test_hooks(config)
+    return found
+
+
+def name_reasons(config: Settings) -> list[Reason]:
+    """Reasons in SGLANG_EXACT_TEST_DISABLE_HOOKS: unknown or indispensable names."""
+    names = {hook.name for hook in ALL} - set(ALWAYS_ON)
+    return [
+        Reason(
+            f"SGLANG_EXACT_TEST_DISABLE_HOOKS names {name!r}",
+            "some of " + ", ".join(sorted(names)),
+            "correct the name",
+        )
+        for name in config.disabled_hooks
+        if name not in names
+    ]
+
+
+def pinned_names() -> list[str]:
+    """Every dotted path whose source the overlay relies on, sorted."""
+    found = set()
+    for hook in ALL:
+        found.add(hook.target)
+        found.update(hook.relies_on)
+    return sorted(found)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every rank reports about itself, and whether all ranks say the same.
+
+The record travels over the host's init pipe to the launcher and from there into
+/server_info under the key `sglang_exact`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from importlib import resources
+from typing import Any
+
+from sglang_exact import __version__, compat, host
+from sglang_exact.reasons import Reason
+from sglang_exact.settings import Settings
+
+KEY = "sglang_exact"
+BITWISE = "bitwise"
+UNVERIFIED = "unverified"
+# Facts that legitimately differ between ranks.
+_PER_RANK = ("rank",)
+
+
+def digest() -> str:
+    """sha256 over the overlay's own source files and pins, in a fixed order."""
+    total = hashlib.sha256()
+    for package in ("sglang_exact", "sglang_exact_kernels"):
+        files = [
+            (str(p.relative_to(root)), p)
+            for root in [resources.files(package)]
+            for p in sorted(root.rglob("*"))  # type: ignore[attr-defined]
+            if p.suffix in (".py", ".json", ".patch") and "__pycache__" not in p.parts
+        ]
+        for name, path in files:
+            total.update(f"{package}/{name}\0".encode())
+            total.update(path.read_bytes())
+    return total.hexdigest()
+
+
+def numerics(settings: Settings, device: str) -> str:
+    """`bitwise` only where the bits were proven: pinned host, all hooks, a GPU."""
+    if (
+        settings.allow_unpinned_host
+        and compat.load(host.version("sglang") or "") is None
+    ):
+        return UNVERIFIED
+    if settings.disabled_hooks or not device.startswith("cuda"):
+        return UNVERIFIED
+    return BITWISE
+
+
+def runtime_facts(scheduler: Any) -> dict[str, Any]:
+    """Facts of this rank that only the running scheduler knows."""
+    runner = scheduler.tp_worker.model_runner
+    device = str(runner.device)
+    facts: dict[str, Any] = {
+        "rank": int(runner.tp_rank) if hasattr(runner, "tp_rank") else 0,
+        "device": device,
+        "context_length": int(runner.model_config.context_len),
+        "dtype": str(runner.dtype).removeprefix("torch."),
+        "gpu": None,
+        "compute_capability": None,
+    }
+    if device.startswith("cuda"):
+        import torch
+
+        facts["gpu"] = torch.cuda.get_device_name()
+        facts["compute_capability"] = list(torch.cuda.get_device_capability())
+    return facts
+
+
+def record(settings: Settings, facts: dict[str, Any]) -> dict[str, Any]:
+    """The attestation of this process; JSON types only."""
+    from sglang_exact import hooks, selftest
+
+    version = host.version("sglang")
+    return {
+        "version": __version__,
+        "numerics": numerics(settings, facts["device"]),
+        "promise": (
+            "same token ids and logprobs as plain decode under this overlay, same GPU "
+            "model, dtype and tensor-parallel size"
+        ),
+        "host_version": version,
+        "host_pinned": not compat.reasons(hooks.pinned_names()),
+        "hooks": [h.name for h in hooks.select(settings, hooks.SCHEDULER)],
+        "digest": digest(),
+        "stack": host.stack_versions(),
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "small_m": settings.small_m,
+        "self_test": selftest.last_report(),
+        "sampling": "greedy is exact; unseeded sampling follows the host",
+        "test_settings": settings.test_settings(),
+        **facts,
+    }
+
+
+def log_line(found: dict[str, Any]) -> str:
+    """The one line per process that the log carries."""
+    pinned = "pinned" if found["host_pinned"] else "NOT pinned"
+    tests = (
+        f", TEST SETTINGS {found['test_settings']}" if found["test_settings"] else ""
+    )
+    return (
+        f"sglang_exact {found['version']}: {found['numerics']}, "
+        f"{len(found['hooks'])} hooks, host {found['host_version']} ({pinned}), "
+        f"digest {found['digest'][:12]}{tests}"
+    )
+
+
+def publish_metrics(found: dict[str, Any]) -> None:
+    """A gauge `sglang_exact:numerics_bitwise` (1 or 0) where metrics are on."""
+    from sglang.srt.runtime_context import get_observability
+
+    if not get_observability().enable_metrics:
+        return
+    from prometheus_client import Gauge
+
+    gauge = Gauge(
+        "sglang_exact:numerics_bitwise",
+        "1 when this rank serves the bits of plain decode",
+        ["version", "host_version"],
+        multiprocess_mode="mostrecent",
+    )
+    gauge.labels(found["version"], str(found["host_version"])).set(
+        1 if found["numerics"] == BITWISE else 0
+    )
+
+
+def rank_reasons(records: list[dict[str, Any] | None]) -> list[Reason]:
+    """Reasons why the ranks do not attest one and the same overlay."""
+    missing = [i for i, item in enumerate(records) if item is None]
+    if missing or not records:
+        return [
+            Reason(
+                f"no attestation from rank(s) {missing or 'any'}",
+                "every rank loads the plugin",
+                "unset SGLANG_PLUGINS or add sglang_exact to it, and look for plugin "
+                "errors in the log above",
+            )
+        ]
+    views = [
+        json.dumps({k: v for k, v in r.items() if k not in _PER_RANK}, sort_keys=True)
+        for r in records
+        if r is not None
+    ]
+    return [
+        Reason(
+            f"rank {i} attests something else than rank 0",
+            "one version, one set of hooks, one GPU model on every rank",
+            "start all ranks from one environment",
+        )
+        for i, view in enumerate(views)
+        if view != views[0]
+    ]

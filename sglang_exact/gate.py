@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one place that refuses.
+
+The host's plugin loader logs every Exception and goes on, so a refusal inside it
+is a SystemExit; where the host reports errors itself it is `Refused`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, NoReturn
+
+from sglang_exact.hooks.base import Hook, effect_reasons
+from sglang_exact.reasons import Reason, message
+
+logger = logging.getLogger(__name__)
+EXIT_STATUS = 3
+
+
+def exit_with(reasons: Iterable[Reason]) -> NoReturn:
+    """Print every reason once and leave the process with EXIT_STATUS."""
+    print(message(reasons), file=sys.stderr, flush=True)  # noqa: T201
+    raise SystemExit(EXIT_STATUS)
+
+
+class FailClosed:
+    """Context that turns any Exception into a SystemExit with one message.
+
+    The host's loader would log the exception and serve without the overlay.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __enter__(self) -> FailClosed:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None or not isinstance(error, Exception):
+            return
+        logger.error("%s failed", self.what, exc_info=(type(error), error, trace))
+        exit_with(
+            [
+                Reason(
+                    f"{self.what} raised {type(error).__name__}: {error}",
+                    "no error",
+                    "see the traceback above; reinstall sglang-exact or report it",
+                )
+            ]
+        )
+
+
+def foreign_reasons(hooks: Iterable[Hook], registry: Any) -> list[Reason]:
+    """Reasons where another plugin hooks one of our targets or its class."""
+    ours = {hook.target: hook for hook in hooks}
+    reasons = []
+    for target, entries in registry._hooks.items():
+        normal = target.replace(":", ".")
+        touches = [t for t in ours if t == normal or t.rpartition(".")[0] == normal]
+        known = {id(hook.replacement) for hook in ours.values()}
+        if touches and any(id(entry[1]) not in known for entry in entries):
+            reasons.append(
+                Reason(
+                    f"another plugin hooks {target}",
+                    "no other plugin on this target",
+                    "set SGLANG_PLUGINS=sglang_exact",
+                )
+            )
+    return reasons
+
+
+def check_applied(hooks: Iterable[Hook], registry: Any) -> None:
+    """After the host applied its hooks: leave unless every one of ours is in force."""
+    hooks = list(hooks)
+    reasons = foreign_reasons(hooks, registry)
+    for hook in hooks:
+        if hook.target not in registry._patched:
+            reasons.append(
+                Reason(
+                    f"hook {hook.name}: the host did not apply it to {hook.target}",
+                    "an applied hook (the host logs the error above)",
+                    "install the pinned release (see `sglang-exact doctor`)",
+                )
+            )
+        else:
+            reasons += effect_reasons(hook)
+    if reasons:
+        exit_with(reasons)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each rank: validate, self-test on its device, guard the commit, attest.
+
+Why: a rank is a process of its own; hooks, host source and GPU are what it sees,
+    not what the launcher saw. The host's commit after verify
+    (hybrid_linear_attn_backend.py:1514) copies whatever dtype it finds.
+What: before Scheduler.__init__ the hooks' effect is checked again; after the target
+    model is loaded the kernels are compared with the decode kernels on the device;
+    before each commit the layout of the state buffers is asserted; get_init_info
+    carries the attestation to the launcher.
+Scope: scheduler processes.
+Retire when: never; this is the overlay's own contract.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from sglang_exact import attestation, settings
+from sglang_exact.hooks.base import Hook, effect_reasons
+from sglang_exact.hooks.gdn_verify import UnsupportedVerify
+from sglang_exact.reasons import Reason, Refused
+
+logger = logging.getLogger(__name__)
+_HYBRID = (
+    "sglang.srt.layers.attention.hybrid_linear_attn_backend.HybridLinearAttnBackend"
+)
+
+
+def check_rank(self: Any, server_args: Any, port_args: Any) -> None:
+    """Before Scheduler.__init__: the hooks of this rank are still in force."""
+    from sglang_exact import hooks, scope
+
+    config, reasons = settings.read(os.environ)
+    reasons += scope.environment_reasons(os.environ)
+    for hook in hooks.select(config, hooks.SCHEDULER):
+        reasons += effect_reasons(hook)
+    if reasons:
+        raise Refused(reasons)
+
+
+def self_test(result: None, self: Any) -> None:
+    """After ModelRunner.initialize: compare kernels on the device, target only."""
+    if self.is_draft_worker:
+        return
+    from sglang_exact import selftest
+
+    reasons = selftest.run(self)
+    if reasons:
+        raise Refused(reasons)
+
+
+def add_attestation(result: dict[str, Any], self: Any) -> dict[str, Any]:
+    """After Scheduler.get_init_info: what this rank reports about itself."""
+    config, _ = settings.read(os.environ)
+    record = attestation.record(config, attestation.runtime_facts(self))
+    logger.info("%s", attestation.log_line(record))
+    attestation.publish_metrics(record)
+    return {**result, attestation.KEY: record}
+
+
+def check_commit(
+    self: Any,
+    last_correct_step_indices: Any,
+    mamba_track_indices: Any,
+    mamba_steps_to_track: Any,
+    model: Any,
+    req_pool_indices: Any = None,
+) -> None:
+    """Before the commit of verified states: pool and scratch have one layout.
+
+    Host-side checks of dtype and shape only; nothing waits for the device.
+    """
+    pool = self.linear_attn_backend.req_to_token_pool
+    caches = pool.get_speculative_mamba2_params_all_layers()
+    found = []
+    state, steps = caches.temporal, caches.intermediate_ssm
+    if steps is None:
+        found.append("no intermediate state buffer (replay mode)")
+    elif state.dtype != steps.dtype or state.shape[-3:] != steps.shape[-3:]:
+        found.append(
+            f"state {state.dtype} {tuple(state.shape[-3:])}, intermediate "
+            f"{steps.dtype} {tuple(steps.shape[-3:])}"
+        )
+    for conv, window in zip(caches.conv, caches.intermediate_conv_window, strict=False):
+        if conv.dtype != window.dtype:
+            found.append(f"conv state {conv.dtype}, intermediate {window.dtype}")
+    if mamba_track_indices is not None:
+        found.append("state tracking for the radix cache, expected it off")
+    if found:
+        raise UnsupportedVerify("commit after verify: found " + "; ".join(found))
+
+
+def keep_target_weights(original_fn: Callable[..., None], self: Any) -> None:
+    """Around _maybe_merge_trained_mask_embedding: never edit the target."""
+    path = self.server_args.speculative_draft_model_path or ""
+    if os.path.exists(os.path.join(path, "mask_embedding.pt")):
+        raise Refused(
+            [
+                Reason(
+                    f"{path} ships mask_embedding.pt",
+                    "a draft that leaves the target's weights alone",
+                    "use a draft without a trained mask embedding",
+                )
+            ]
+        )
+    original_fn(self)
+
+
+HOOKS = (
+    Hook(
+        name="check_rank",
+        target="sglang.srt.managers.scheduler.Scheduler.__init__",
+        kind="BEFORE",
+        replacement=check_rank,
+    ),
+    Hook(
+        name="self_test",
+        target="sglang.srt.model_executor.model_runner.ModelRunner.initialize",
+        kind="AFTER",
+        replacement=self_test,
+    ),
+    Hook(
+        name="attestation",
+        target="sglang.srt.managers.scheduler.Scheduler.get_init_info",
+        kind="AFTER",
+        replacement=add_attestation,
+    ),
+    Hook(
+        name="commit_guard",
+        target=f"{_HYBRID}.update_mamba_state_after_mtp_verify",
+        kind="BEFORE",
+        replacement=check_commit,
+        relies_on=(
+            "sglang.kernels.ops.mamba.mamba_state_scatter_triton."
+            "fused_mamba_state_scatter_with_mask",
+            "sglang.srt.speculative.spec_utils.commit_mamba_states_after_verify",
+        ),
+        speculative=True,
+    ),
+    Hook(
+        name="mask_embedding",
+        target=(
+            "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2."
+            "_maybe_merge_trained_mask_embedding"
+        ),
+        kind="AROUND",
+        replacement=keep_target_weights,
+        speculative=True,
+    ),
+)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m sglang_exact.launch_server <any SGLang flag>`: a drop-in launcher.
+
+Checks what a plugin cannot check about itself (is it installed, importable and on
+the host's list?), turns the overlay on, and starts the host's own launcher. The
+server is called ready only when every rank has attested.
+
+The host spawns its ranks, and each one imports this module again: keep it light.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from sglang_exact.reasons import Reason, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+GROUP = "sglang.srt.plugins"
+NAME = "sglang_exact"
+VALUE = "sglang_exact.plugin:register"
+
+
+def entry_point_reasons(environ: Mapping[str, str]) -> list[Reason]:
+    """Reasons why the host's loader would leave the overlay out."""
+    reasons = []
+    found = [ep for ep in metadata.entry_points(group=GROUP) if ep.name == NAME]
+    if [ep.value for ep in found[:1]] != [VALUE]:
+        reasons.append(
+            Reason(
+                f"entry point {NAME} in group {GROUP}: "
+                + (", ".join(ep.value for ep in found) or "missing"),
+                VALUE,
+                "pip install sglang-exact in the environment that runs the server",
+            )
+        )
+    allowed = environ.get("SGLANG_PLUGINS", "").strip()
+    names = [x.strip() for x in allowed.split(",") if x.strip()]
+    if names and NAME not in names:
+        reasons.append(
+            Reason(
+                f"SGLANG_PLUGINS={allowed}, which leaves {NAME} out",
+                f"unset, or a list with {NAME}",
+                f"export SGLANG_PLUGINS={allowed},{NAME}",
+            )
+        )
+    return reasons
+
+
+def split_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Our flags and, untouched, the host's. Unknown --exact-* flags are refused."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sglang_exact.launch_server",
+        allow_abbrev=False,
+        add_help=False,
+    )
+    parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--exact-check", action="store_true")
+    parser.add_argument("--exact-allow-unpinned-host", action="store_true")
+    ours, rest = parser.parse_known_args(list(argv))
+    unknown = [x for x in rest if x == "--exact" or x.startswith("--exact-")]
+    if unknown:
+        raise Refused(
+            [
+                Reason(
+                    f"unknown flag {flag}",
+                    "--exact-check or --exact-allow-unpinned-host",
+                    "correct its spelling",
+                )
+                for flag in unknown
+            ]
+        )
+    return ours, rest
+
+
+def prepare(environ: dict[str, str], ours: argparse.Namespace) -> list[Reason]:
+    """Turn the overlay on in the environment; reasons found without the host."""
+    from sglang_exact import compat, hooks, scope, settings
+
+    environ["SGLANG_EXACT_ENABLE"] = "1"
+    if ours.exact_allow_unpinned_host:
+        environ["SGLANG_EXACT_ALLOW_UNPINNED_HOST"] = "1"
+    config, reasons = settings.read(environ)
+    reasons += hooks.name_reasons(config)
+    reasons += entry_point_reasons(environ)
+    reasons += scope.environment_reasons(environ)
+    if not config.allow_unpinned_host:
+        reasons += compat.reasons(hooks.pinned_names())
+    return reasons
+
+
+def serve(argv: list[str], check_only: bool) -> None:
+    """Load the plugins, resolve the arguments, and run the host's server."""
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from sglang_exact import plugin
+
+    if plugin.loaded_role is None:
+        raise Refused(
+            [
+                Reason(
+                    "the host's plugin loader did not run sglang_exact",
+                    "a registered overlay (the host logs the error above)",
+                    "reinstall sglang-exact; see `sglang-exact doctor`",
+                )
+            ]
+        )
+    from sglang.launch_server import run_server
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    server_args = prepare_server_args(argv)
+    if check_only:
+        server_args.resolve_once()
+        server_args.check_server_args()
+        sys.stdout.write("sglang_exact: this setup can be served exactly\n")
+        return
+    try:
+        run_server(server_args)
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the launcher; returns 3 when the set-up is refused."""
+    try:
+        ours, rest = split_flags(sys.argv[1:] if argv is None else argv)
+        if {"-h", "--help"} & set(rest):
+            sys.stdout.write(f"{__doc__}\nFlags of SGLang:\n\n")
+        reasons = prepare(os.environ, ours)  # type: ignore[arg-type]
+        if reasons:
+            raise Refused(reasons)
+        serve(rest, ours.exact_check)
+    except Refused as refusal:
+        sys.stderr.write(f"{refusal}\n")
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

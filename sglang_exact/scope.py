@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the overlay supports, as tables; everything else comes back as reasons.
+
+Three questions, each answered before weights load: are the server arguments,
+the model and the environment ones for which plain decode and verify have been
+proven to give the same bits?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from sglang_exact.reasons import Reason
+
+MAX_DRAFT_TOKENS = 16
+GPU_ARCHS = {(9, 0): "sm90", (12, 0): "sm120"}
+ARCHITECTURES = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
+CHAIN_ALGORITHMS = ("DFLASH", "DSPARK", "EAGLE", "NEXTN", "NGRAM")
+
+
+class Fill(NamedTuple):
+    """A server argument that exactness fixes: the host's default and our value."""
+
+    field: str
+    host_default: object
+    value: object
+    why: str
+
+
+FILLS = (
+    Fill("enable_deterministic_inference", False, True, "batch-invariant kernels"),
+    Fill("attention_backend", None, "triton", "its decode kernel is the reference"),
+    Fill("mamba_ssm_dtype", None, "float32", "verify keeps the state in float32"),
+    Fill("disable_radix_cache", False, True, "a cache hit moves the prefill grid"),
+    Fill(
+        "disable_prefill_cuda_graph",
+        False,
+        True,
+        "plain and speculative serving replay different prefill graphs",
+    ),
+)
+NGRAM_FILL = Fill(
+    "speculative_ngram_max_bfs_breadth", 10, 1, "only linear chains are exact"
+)
+
+# field -> values that keep the bits, after the host resolved its arguments
+ALLOWED: dict[str, tuple[object, ...]] = {
+    "enable_deterministic_inference": (True,),
+    "attention_backend": ("triton",),
+    "prefill_attention_backend": (None, "triton"),
+    "decode_attention_backend": (None, "triton"),
+    "linear_attn_backend": ("triton",),
+    "linear_attn_decode_backend": (None, "triton"),
+    "linear_attn_prefill_backend": (None, "triton"),
+    "linear_attn_verify_backend": (None, "triton"),
+    "mamba_backend": ("triton",),
+    "mamba_ssm_dtype": ("float32",),
+    "enable_mamba_cache_stochastic_rounding": (False,),
+    "enable_int8_mamba_checkpoint": (False,),
+    "enable_linear_replayssm": (False,),
+    "enable_linear_replayssm_spec": (False,),
+    "disable_radix_cache": (True,),
+    "disable_prefill_cuda_graph": (True,),
+    "enable_hierarchical_cache": (False,),
+    "enable_mixed_chunk": (False,),
+    "enable_priority_scheduling": (False,),
+    "page_size": (None, 1),
+    "bf16_gemm_backend": ("auto", "torch"),
+    "enable_fp32_lm_head": (False,),
+    "enable_torch_compile": (False,),
+    "enable_nvidia_megakernel": (False,),
+    "enable_lean_attention": (None, False),
+    "enable_two_batch_overlap": (False,),
+    "enable_single_batch_overlap": (False,),
+    "enable_symm_mem": (False,),
+    "enable_pdmux": (False,),
+    "enable_mis": (False,),
+    "rl_on_policy_target": (None,),
+    "dllm_algorithm": (None,),
+    "quantization": (None,),
+    "kv_cache_dtype": ("auto", "bf16", "bfloat16"),
+    "cpu_offload_gb": (0,),
+    "disaggregation_mode": ("null",),
+    "use_ray": (False,),
+    "grpc_mode": (False,),
+    "nnodes": (1,),
+    "tp_size": (1,),
+    "pp_size": (1,),
+    "dp_size": (1,),
+    "ep_size": (1,),
+    "dcp_size": (1,),
+    "attn_cp_size": (1,),
+    "enable_dp_attention": (False,),
+    "enable_lora": (None, False),
+    "lora_paths": (None, [], {}),
+}
+ALLOWED_SPECULATIVE: dict[str, tuple[object, ...]] = {
+    "speculative_eagle_topk": (None, 1),
+    "speculative_use_rejection_sampling": (False,),
+    "speculative_use_block_verification": (False,),
+    "speculative_adaptive": (False,),
+    "speculative_accept_threshold_single": (1.0,),
+    "speculative_accept_threshold_acc": (1.0,),
+    "speculative_attention_mode": ("prefill",),
+}
+
+# variable -> values under which the host computes what was proven
+ENVIRONMENT: dict[str, tuple[str, ...]] = {
+    "FLA_USE_FAST_OPS": ("", "0"),
+    "FLASHINFER_USE_CUDA_NORM": ("", "0"),
+    "SGLANG_ENABLE_PP_SPEC": ("", "0", "false"),
+    "SGLANG_BATCH_INVARIANT_OPS_ENABLE_MM_FALLBACK_VARIANT": ("", "0", "false"),
+    "SGLANG_TRITON_DECODE_SPLIT_TILE_SIZE": ("", "256"),
+    "SGLANG_GDN_CHUNK_H_BV": ("",),
+    "SGLANG_GDN_CHUNK_H_NUM_WARPS": ("",),
+    "SGLANG_GDN_CHUNK_H_NUM_STAGES": ("",),
+    "SGLANG_RAGGED_VERIFY_MODE": ("", "static"),
+    "SGLANG_RETURN_ORIGINAL_LOGPROB": ("", "0", "false"),
+    "SGLANG_RUST_SERVER": ("", "0", "false"),
+}
+# Forced acceptance emits tokens nobody verified, except in this mode.
+SIMULATED_LENGTH = "SGLANG_SIMULATE_ACC_LEN"
+SIMULATED_MODE = "SGLANG_SIMULATE_ACC_TOKEN_MODE"
+
+
+def _flag(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def _same(value: object, allowed: tuple[object, ...]) -> bool:
+    return any(value == x and type(value) is type(x) for x in allowed) or (
+        isinstance(value, float) and value in allowed
+    )
+
+
+def fills(args: Any) -> list[Fill]:
+    """The fills that apply to a raw ServerArgs record."""
+    algorithm = str(args.speculative_algorithm or "").upper()
+    return [*FILLS, NGRAM_FILL] if algorithm == "NGRAM" else list(FILLS)
+
+
+def fill(args: Any) -> list[Reason]:
+    """Set what exactness needs on a raw ServerArgs record.
+
+    What the user gave is kept; what contradicts exactness comes back as reasons.
+    """
+    reasons = []
+    for item in fills(args):
+        found = getattr(args, item.field)
+        if found == item.value:
+            continue
+        if found != item.host_default:
+            reasons.append(
+                Reason(
+                    f"{_flag(item.field)} {found}",
+                    f"{item.value} ({item.why})",
+                    f"drop {_flag(item.field)}; it is set for you",
+                )
+            )
+            continue
+        setattr(args, item.field, item.value)
+    return reasons
+
+
+def argument_reasons(cfg: Any) -> list[Reason]:
+    """Reasons in the resolved server arguments (a read-only view of them)."""
+    reasons = []
+    tables = dict(ALLOWED)
+    algorithm = str(cfg.speculative_algorithm or "").upper()
+    if algorithm:
+        tables |= ALLOWED_SPECULATIVE
+        reasons += _speculative_reasons(cfg, algorithm)
+    for field, allowed in tables.items():
+        found = getattr(cfg, field)
+        if not _same(found, allowed):
+            wanted = " or ".join(str(x) for x in allowed)
+            reasons.append(
+                Reason(
+                    f"{_flag(field)} {found}",
+                    wanted,
+                    f"drop {_flag(field)} or set it to {allowed[0]}",
+                )
+            )
+    return reasons
+
+
+def _speculative_reasons(cfg: Any, algorithm: str) -> list[Reason]:
+    if algorithm not in CHAIN_ALGORITHMS:
+        return [
+            Reason(
+                f"--speculative-algorithm {algorithm}",
+                "one of " + ", ".join(CHAIN_ALGORITHMS),
+                "use a drafter whose drafts form a linear chain",
+            )
+        ]
+    reasons = []
+    tokens = cfg.speculative_num_draft_tokens
+    if tokens is None or not 1 <= int(tokens) <= MAX_DRAFT_TOKENS:
+        reasons.append(
+            Reason(
+                f"--speculative-num-draft-tokens {tokens}",
+                f"1 to {MAX_DRAFT_TOKENS}",
+                f"set it to {MAX_DRAFT_TOKENS} or less",
+            )
+        )
+    if algorithm == "NGRAM" and cfg.speculative_ngram_max_bfs_breadth != 1:
+        reasons.append(
+            Reason(
+                "--speculative-ngram-max-bfs-breadth "
+                f"{cfg.speculative_ngram_max_bfs_breadth} (a draft tree)",
+                "1 (a linear chain)",
+                "drop the flag; it is set for you",
+            )
+        )
+    return reasons
+
+
+def model_reasons(hf_config: Any, dtype: str) -> list[Reason]:
+    """Reasons in the model: architecture and dtype."""
+    reasons = []
+    architectures = list(getattr(hf_config, "architectures", None) or [])
+    if not any(name in ARCHITECTURES for name in architectures):
+        reasons.append(
+            Reason(
+                f"model architecture {', '.join(architectures) or 'unknown'}",
+                " or ".join(ARCHITECTURES) + " (dense GDN hybrids)",
+                "serve it without the overlay",
+            )
+        )
+    if dtype not in ("bfloat16", "torch.bfloat16"):
+        reasons.append(
+            Reason(f"model dtype {dtype}", "bfloat16", "pass --dtype bfloat16")
+        )
+    if getattr(hf_config, "quantization_config", None):
+        reasons.append(
+            Reason(
+                "a quantized checkpoint",
+                "bfloat16 weights",
+                "use the unquantized checkpoint",
+            )
+        )
+    return reasons
+
+
+def environment_reasons(environ: Mapping[str, str]) -> list[Reason]:
+    """Reasons in the environment: variables that move bits."""
+    reasons = []
+    for name, allowed in ENVIRONMENT.items():
+        found = environ.get(name, "").strip().lower()
+        if found not in allowed:
+            reasons.append(
+                Reason(
+                    f"{name}={environ[name]}",
+                    " or ".join(x or "unset" for x in allowed),
+                    f"unset {name}",
+                )
+            )
+    length = environ.get(SIMULATED_LENGTH, "").strip()
+    mode = environ.get(SIMULATED_MODE, "").strip()
+    if length not in ("", "0", "-1") and (length != "1" or mode != "real-draft-token"):
+        reasons.append(
+            Reason(
+                f"{SIMULATED_LENGTH}={length} with {SIMULATED_MODE}={mode or 'unset'}",
+                "unset (forced acceptance commits drafts nobody verified)",
+                f"unset {SIMULATED_LENGTH}",
+            )
+        )
+    return reasons
+
+
+def gpu_reasons(capability: tuple[int, int] | None) -> list[Reason]:
+    """Reasons in the GPU; `capability` is None on a machine without one."""
+    if capability in GPU_ARCHS:
+        return []
+    found = "no CUDA GPU" if capability is None else f"sm{capability[0]}{capability[1]}"
+    return [
+        Reason(
+            found,
+            " or ".join(GPU_ARCHS.values()),
+            "use a Hopper or workstation Blackwell GPU, or the rehearsal mode for a "
+            "look without one",
+        )
+    ]
