@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Static tile tables of the small-M GEMM, keyed by capability and (N, K).
+
+A tile is a function of (N, K, dtype, capability) and never of M: that is what makes a
+row's bits independent of how many rows share the call. Nothing is tuned at run time.
+Each row says where its numbers come from; ``measured`` is True only for a tile that
+won a sweep on a device of that capability (scripts/sweep_small_m.py), and False for
+one that was reasoned out. Either kind is compared with DeepGEMM at start-up.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+from sglang_exact_kernels import arch
+
+__all__ = ["BLOCK_M", "SHAPES_27B", "SHAPES_DRAFT", "Tile", "small_m_tile"]
+
+BLOCK_M = 16
+"""Rows of a tile: the M of mma.m16n8k16. Larger calls take more tiles, not larger."""
+
+SHAPES_27B = (
+    (16384, 5120),  # GDN q, k, v, z
+    (96, 5120),  # GDN a, b
+    (5120, 6144),  # GDN and attention output
+    (14336, 5120),  # attention q with gate, k, v
+    (34816, 5120),  # gate and up
+    (5120, 17408),  # down
+    (248320, 5120),  # lm_head
+)
+"""(N, K) of the 27B target's linear layers at one rank."""
+
+SHAPES_DRAFT = (
+    (6144, 5120),  # q, k, v
+    (5120, 4096),  # attention output
+    (34816, 5120),  # gate and up
+    (5120, 17408),  # down
+    (5120, 25600),  # fc over five captured hidden states
+)
+"""(N, K) of the DFLASH draft's linear layers at one rank."""
+
+
+class Tile(NamedTuple):
+    """Launch shape of one (N, K).
+
+    `swap_ab` makes N the M of the MMA, so that 64 rows of W meet wgmma on sm90.
+    `pdl` launches with programmatic stream serialisation and starts fetching W into
+    L2 before the previous kernel ends.
+    """
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    swap_ab: bool = False
+    pdl: bool = False
+    measured: bool = False
+    source: str = ""
+
+    @property
+    def smem_bytes(self) -> int:
+        """Shared memory of the load pipeline in bytes (bf16 operands)."""
+        return self.num_stages * (self.block_n + BLOCK_M) * self.block_k * 2
+
+
+_SM90_RULE = (
+    "rule: 132 SMs at 4.3 TB/s need about 30 KiB of loads in flight per SM to cover "
+    "1 us of latency; 3 stages of 32 x 256 give 48 KiB per block"
+)
+_SM120_RULE = (
+    "rule: 188 SMs at 1.8 TB/s need about 8 KiB of loads in flight per SM; 2 stages "
+    "of 32 x 128 give 16 KiB per block, and two blocks fit into 100 KiB of an SM"
+)
+
+_DEFAULT = {
+    90: Tile(32, 256, 4, 4, source=_SM90_RULE),
+    120: Tile(32, 128, 4, 3, source=_SM120_RULE),
+}
+
+_NARROW = {
+    90: Tile(16, 512, 2, 4, source="rule: few columns, so more blocks and longer rows"),
+    120: Tile(16, 256, 2, 4, source="rule: few columns, so more blocks"),
+}
+_NARROW_N = 1024
+"""Below this N a 32-column tile leaves most of 132 to 188 SMs without a block."""
+
+_TABLES: dict[int, dict[tuple[int, int], Tile]] = {90: {}, 120: {}}
+
+SMEM_LIMIT = {90: 227 * 1024, 120: 99 * 1024}
+"""Shared memory one block may use in bytes (CUDA programming guide, 9.0 and 12.0)."""
+
+
+@functools.cache
+def small_m_tile(
+    n: int, k: int, device: torch.device, dtype: torch.dtype = torch.bfloat16
+) -> Tile:
+    """The tile of W[n, k] on `device`; the default rule where the table has no row.
+
+    Raises ValueError for a dtype other than bfloat16 or a GPU without a table.
+    """
+    if dtype is not torch.bfloat16:
+        raise ValueError(
+            f"found dtype {dtype}, expected torch.bfloat16: only bf16 has tiles"
+        )
+    listed = arch.pick(_TABLES, device).get((n, k))
+    if listed is not None:
+        return listed
+    return arch.pick(_NARROW if n < _NARROW_N else _DEFAULT, device)

@@ -1,0 +1,281 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Check and time candidate tiles of the small-M GEMM on this machine's GPU.
+
+One run, about a minute: for every (N, K) of the 27B target and of its draft
+
+1. bits: DeepGEMM (deterministic) row by row at M = 1..16, 17, 24 and 64, and every
+   candidate tile at the same M, against DeepGEMM's rows at M = 64, as integers;
+2. time at M = 1 and 8, as a CUDA graph over weights that together exceed L2: tiles,
+   DeepGEMM and cuBLAS; then again with a small kernel before each GEMM, as in a model
+   (``chain``), for the leaders, with and without programmatic launch.
+
+Prints one table and writes JSON; rows for tiles.py are printed last. Exit code 1 if
+any candidate's bits differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
+
+import torch  # noqa: E402
+import triton  # noqa: E402
+
+from sglang_exact_kernels.small_m_gemm import small_m_gemm  # noqa: E402
+from sglang_exact_kernels.tiles import (  # noqa: E402
+    SHAPES_27B,
+    SHAPES_DRAFT,
+    SMEM_LIMIT,
+    Tile,
+)
+
+SHAPES = tuple(dict.fromkeys(SHAPES_27B + SHAPES_DRAFT))
+CHECK_M = (*range(1, 17), 17, 24, 64)
+TIME_M = (1, 8)
+L2_BYTES = 128 << 20
+"""Rotated weights exceed this: 50 MiB of L2 on an H200, 128 MiB on a 12.0 card."""
+
+CANDIDATES = (
+    Tile(16, 256, 2, 5),
+    Tile(16, 256, 4, 6),
+    Tile(16, 512, 2, 4),
+    Tile(16, 512, 4, 4),
+    Tile(32, 128, 4, 5),
+    Tile(32, 128, 4, 8),
+    Tile(32, 256, 4, 3),
+    Tile(32, 256, 4, 4),
+    Tile(32, 256, 4, 5),
+    Tile(32, 512, 4, 3),
+    Tile(64, 128, 4, 5),
+    Tile(64, 256, 4, 4),
+    Tile(64, 256, 8, 4),
+    Tile(64, 64, 4, 8, swap_ab=True),
+    Tile(64, 128, 4, 5, swap_ab=True),
+    Tile(64, 256, 4, 3, swap_ab=True),
+    Tile(128, 64, 4, 6, swap_ab=True),
+)
+
+
+def label(tile: Tile) -> str:
+    """Short name of a tile, e.g. 32x256 w4 s4 or 64x128 w4 s5 swap pdl."""
+    return (
+        f"{tile.block_n}x{tile.block_k} w{tile.num_warps} s{tile.num_stages}"
+        + " swap" * tile.swap_ab
+        + " pdl" * tile.pdl
+    )
+
+
+def candidates(limit: int) -> list[Tile]:
+    """Candidates whose pipeline fits into `limit` bytes, each without and with PDL."""
+    fits = [t for t in CANDIDATES if t.smem_bytes <= limit]
+    return fits + [t._replace(pdl=True) for t in fits]
+
+
+def deep_gemm_nt(a: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None:
+    """DeepGEMM's bf16 kernel in its deterministic mode: out = a @ w^T."""
+    import deep_gemm
+
+    deep_gemm.use_deterministic_algorithms(True)
+    deep_gemm.bf16_gemm_nt(a, w, out)
+
+
+def bits_equal(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Compare as integers: 0.0 and -0.0 differ, equal NaNs do not."""
+    return torch.equal(x.view(torch.int16), y.view(torch.int16))
+
+
+def random_inputs(n: int, k: int, copies: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A[64, K] and W[copies, N, K], N(0, 1) and N(0, 1/K), seed 0."""
+    gen = torch.Generator("cuda").manual_seed(0)
+    a = torch.randn(64, k, device="cuda", dtype=torch.bfloat16, generator=gen)
+    w = torch.randn(copies, n, k, device="cuda", dtype=torch.bfloat16, generator=gen)
+    return a, w.mul_(k**-0.5)
+
+
+def check_bits(n: int, k: int, tiles: list[Tile]) -> dict[str, Any]:
+    """M at which DeepGEMM, cuBLAS and each tile part from DeepGEMM's rows at M = 64."""
+    a, ws = random_inputs(n, k, 1)
+    w = ws[0]
+    want = torch.empty(64, n, device="cuda", dtype=torch.bfloat16)
+    deep_gemm_nt(a, w, want)
+    differs: dict[str, list[int]] = {}
+    for m in CHECK_M:
+        rows = a[:m].contiguous()
+        out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+        deep_gemm_nt(rows, w, out)
+        outs = {"deep_gemm": out, "cublas": rows @ w.t()}
+        outs.update((label(t), small_m_gemm(rows, w, tile=t)) for t in tiles)
+        for name, got in outs.items():
+            if not bits_equal(got, want[:m]):
+                differs.setdefault(name, []).append(m)
+    return differs
+
+
+def time_graph(fn: Any, copies: int, rounds: int = 6) -> float:
+    """Microseconds per call of fn(i), i over `copies`, replayed as one CUDA graph."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        fn(0)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(copies):
+            fn(i)
+    graph.replay()
+    spans = []
+    for _ in range(rounds):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        spans.append(begin.elapsed_time(end) * 1e3 / copies)
+    return sorted(spans)[len(spans) // 2]
+
+
+def time_shape(n: int, k: int, tiles: list[Tile]) -> dict[str, dict[str, Any]]:
+    """Times in us of one shape by M: `alone` for all, `chain` for the leaders."""
+    copies = max(1, min(160, -(-4 * L2_BYTES // (n * k * 2))))
+    a64, w = random_inputs(n, k, copies)
+    result: dict[str, dict[str, Any]] = {}
+    for m in TIME_M:
+        source = a64[:m].contiguous()
+        a, out = source.clone(), torch.empty(m, n, device="cuda", dtype=a64.dtype)
+
+        def call(tile: Tile, i: int, a: Any = a, out: Any = out) -> None:
+            small_m_gemm(a, w[i], out=out, tile=tile)
+
+        runs: dict[str, Any] = {
+            "cublas": lambda i, a=a, out=out: torch.mm(a, w[i].t(), out=out),
+            "deep_gemm": lambda i, a=a, out=out: deep_gemm_nt(a, w[i], out),
+        }
+        runs.update((label(t), lambda i, t=t, c=call: c(t, i)) for t in tiles)
+        alone = {name: time_graph(fn, copies) for name, fn in runs.items()}
+        plain = sorted((t for t in tiles if not t.pdl), key=lambda t: alone[label(t)])
+        leaders = plain[:4] + [t._replace(pdl=True) for t in plain[:4]]
+        chain = {}
+        for name in ["cublas", "deep_gemm", *map(label, leaders)]:
+
+            def pair(i: int, fn: Any = runs[name], a: Any = a, s: Any = source) -> None:
+                torch.mul(s, 1.0, out=a)
+                fn(i)
+
+            chain[name] = time_graph(pair, copies)
+        before = time_graph(lambda i, a=a, s=source: torch.mul(s, 1.0, out=a), copies)
+        result[str(m)] = {"alone": alone, "chain": chain, "chain_base_us": before}
+    return result
+
+
+def choose(times: dict[str, dict[str, Any]], differs: dict[str, Any]) -> str | None:
+    """The tile with the least summed chain time among those with DeepGEMM's bits."""
+    shared = set.intersection(*(set(t["chain"]) for t in times.values()))
+    names = [x for x in shared if x[0].isdigit() and x not in differs]
+    if not names:
+        return None
+    return min(names, key=lambda x: sum(t["chain"][x] for t in times.values()))
+
+
+def warm_up(slot: int, slots: int, tiles: list[Tile]) -> None:
+    """Fill the compile caches with this worker's share."""
+    for n, k in SHAPES[slot::slots]:
+        a, w = random_inputs(n, k, 1)
+        for m in CHECK_M:
+            out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+            deep_gemm_nt(a[:m].contiguous(), w[0], out)
+    pairs = itertools.product(tiles, ((96, 5120), (5120, 6144)))
+    for tile, (n, k) in list(pairs)[slot::slots]:
+        a, w = random_inputs(n, k, 1)
+        small_m_gemm(a[:1].contiguous(), w[0], tile=tile)
+    torch.cuda.synchronize()
+
+
+def start_workers(slots: int) -> None:
+    """Compile in parallel; a worker that fails ends the run."""
+    args = [sys.executable, __file__, "--slots", str(slots), "--warm-up"]
+    jobs = [subprocess.Popen([*args, str(i)]) for i in range(slots)]
+    failed = sum(job.wait() != 0 for job in jobs)
+    if failed:
+        raise RuntimeError(f"{failed} of {slots} compile workers failed, see above")
+
+
+def report(n: int, k: int, row: dict[str, Any]) -> None:
+    """Two lines per shape: GB/s by M of the best tile, DeepGEMM, cuBLAS; the choice."""
+    mega = n * k * 2 / 1e6
+    print(f"{n}x{k}: bits differ: {row['differs'] or 'none'}")
+    for m, times in row["times"].items():
+        tiles = {x: t for x, t in times["alone"].items() if x[0].isdigit()}
+        best = sorted(tiles, key=lambda x: tiles[x])[:3]
+        chain = {x: round(t, 2) for x, t in times["chain"].items()}
+        speeds = ", ".join(
+            f"{x} {mega / times['alone'][x] * 1e3:.0f}"
+            for x in ["deep_gemm", "cublas", *best]
+        )
+        print(f"  M={m} GB/s: {speeds}")
+        print(f"       chain us (base {times['chain_base_us']:.2f}): {chain}")
+    print(f"  choice: {row['choice']}", flush=True)
+
+
+def facts() -> dict[str, Any]:
+    """What a figure needs beside it: versions, device, date, command."""
+    import importlib.metadata as metadata
+
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = subprocess.run(query, capture_output=True, text=True, check=False)
+    return {
+        "command": " ".join(["python", *sys.argv]),
+        "date": time.strftime("%Y-%m-%d"),
+        "gpu": torch.cuda.get_device_name(),
+        "driver": driver.stdout.split("\n")[0].strip(),
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "sgl-deep-gemm": metadata.version("sgl-deep-gemm"),
+        "seed": 0,
+    }
+
+
+def main() -> int:
+    """Run the sweep; 0 if every candidate has DeepGEMM's bits."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--output-file", type=Path, default=Path("small_m_sweep.json"))
+    parser.add_argument("--slots", type=int, default=min(8, os.cpu_count() or 1))
+    parser.add_argument("--warm-up", type=int, help="compile one share and leave")
+    args = parser.parse_args()
+    major, minor = torch.cuda.get_device_capability()
+    tiles = candidates(SMEM_LIMIT[major * 10 + minor])
+    if args.warm_up is not None:
+        warm_up(args.warm_up, args.slots, tiles)
+        return 0
+    begin = time.monotonic()
+    start_workers(args.slots)
+    result: dict[str, Any] = {"facts": facts(), "shapes": {}}
+    print(f"compiled after {time.monotonic() - begin:.0f} s", flush=True)
+    wrong = 0
+    for n, k in SHAPES:
+        differs = check_bits(n, k, tiles)
+        wrong += len(differs.keys() - {"cublas"})
+        times = time_shape(n, k, tiles)
+        row = {"differs": differs, "times": times, "choice": choose(times, differs)}
+        result["shapes"][f"{n}x{k}"] = row
+        report(n, k, row)
+        args.output_file.write_text(json.dumps(result, indent=1))
+        torch.cuda.empty_cache()
+    controls = [s for s, r in result["shapes"].items() if "cublas" in r["differs"]]
+    print(f"control: cuBLAS differs at {len(controls)} of {len(SHAPES)} shapes")
+    print(f"tiles or DeepGEMM rows that differ: {wrong} (expected 0)")
+    print(f"total {time.monotonic() - begin:.0f} s -> {args.output_file}")
+    return 1 if wrong or not controls else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
