@@ -148,38 +148,55 @@ def time_shape(n: int, k: int, tiles: list[Tile]) -> dict[str, dict[str, Any]]:
     copies = max(1, min(160, -(-4 * L2_BYTES // (n * k * 2))))
     a64, w = random_inputs(n, k, copies)
     result: dict[str, dict[str, Any]] = {}
+    runs: dict[int, dict[str, Any]] = {}
     for m in TIME_M:
-        source = a64[:m].contiguous()
-        a, out = source.clone(), torch.empty(m, n, device="cuda", dtype=a64.dtype)
-
-        def call(tile: Tile, i: int, a: Any = a, out: Any = out) -> None:
-            small_m_gemm(a, w[i], out=out, tile=tile)
-
-        runs: dict[str, Any] = {
+        a = a64[:m].clone()
+        out = torch.empty(m, n, device="cuda", dtype=a64.dtype)
+        runs[m] = {
             "cublas": lambda i, a=a, out=out: torch.mm(a, w[i].t(), out=out),
             "deep_gemm": lambda i, a=a, out=out: deep_gemm_nt(a, w[i], out),
         }
-        runs.update((label(t), lambda i, t=t, c=call: c(t, i)) for t in tiles)
-        alone = {name: time_graph(fn, copies) for name, fn in runs.items()}
-        plain = sorted((t for t in tiles if not t.pdl), key=lambda t: alone[label(t)])
-        leaders = plain[:4] + [t._replace(pdl=True) for t in plain[:4]]
-        chain = {}
-        for name in ["cublas", "deep_gemm", *map(label, leaders)]:
+        for t in tiles:
+            runs[m][label(t)] = lambda i, a=a, out=out, t=t: small_m_gemm(
+                a, w[i], out=out, tile=t
+            )
+        alone = {name: time_graph(fn, copies) for name, fn in runs[m].items()}
+        result[str(m)] = {"alone": alone}
+    names = ["cublas", "deep_gemm", *leaders(tiles, result)]
+    for m in TIME_M:
+        source, scratch = a64[:m].clone(), torch.empty_like(a64[:m])
 
-            def pair(i: int, fn: Any = runs[name], a: Any = a, s: Any = source) -> None:
-                torch.mul(s, 1.0, out=a)
-                fn(i)
+        def before(i: int, s: Any = source, x: Any = scratch) -> None:
+            torch.mul(s, 1.0, out=x)
 
-            chain[name] = time_graph(pair, copies)
-        before = time_graph(lambda i, a=a, s=source: torch.mul(s, 1.0, out=a), copies)
-        result[str(m)] = {"alone": alone, "chain": chain, "chain_base_us": before}
+        chain = {x: time_pair(before, runs[m][x], copies) for x in names}
+        result[str(m)].update(chain=chain, chain_base_us=time_graph(before, copies))
     return result
+
+
+def time_pair(before: Any, fn: Any, copies: int) -> float:
+    """Microseconds per call of before(i) and fn(i) in turn."""
+
+    def pair(i: int) -> None:
+        before(i)
+        fn(i)
+
+    return time_graph(pair, copies)
+
+
+def leaders(tiles: list[Tile], times: dict[str, dict[str, Any]]) -> list[str]:
+    """The five plain tiles with the least summed time, each also with PDL."""
+
+    def cost(tile: Tile) -> float:
+        return sum(t["alone"][label(tile)] for t in times.values())
+
+    best = sorted((t for t in tiles if not t.pdl), key=cost)[:5]
+    return [label(t._replace(pdl=pdl)) for t in best for pdl in (False, True)]
 
 
 def choose(times: dict[str, dict[str, Any]], differs: dict[str, Any]) -> str | None:
     """The tile with the least summed chain time among those with DeepGEMM's bits."""
-    shared = set.intersection(*(set(t["chain"]) for t in times.values()))
-    names = [x for x in shared if x[0].isdigit() and x not in differs]
+    names = [x for x in times["1"]["chain"] if x[0].isdigit() and x not in differs]
     if not names:
         return None
     return min(names, key=lambda x: sum(t["chain"][x] for t in times.values()))
