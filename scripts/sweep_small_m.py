@@ -204,11 +204,11 @@ def choose(times: dict[str, dict[str, Any]], differs: dict[str, Any]) -> str | N
 
 def warm_up(slot: int, slots: int, tiles: list[Tile]) -> None:
     """Fill the compile caches with this worker's share."""
-    for n, k in SHAPES[slot::slots]:
+    jobs = list(itertools.product((1, 64, 16, 24), SHAPES))
+    for m, (n, k) in jobs[slot::slots]:
         a, w = random_inputs(n, k, 1)
-        for m in CHECK_M:
-            out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-            deep_gemm_nt(a[:m].contiguous(), w[0], out)
+        out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+        deep_gemm_nt(a[:m].contiguous(), w[0], out)
     pairs = itertools.product(tiles, ((96, 5120), (5120, 6144)))
     for tile, (n, k) in list(pairs)[slot::slots]:
         a, w = random_inputs(n, k, 1)
@@ -265,7 +265,7 @@ def main() -> int:
     """Run the sweep; 0 if every candidate has DeepGEMM's bits."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--output-file", type=Path, default=Path("small_m_sweep.json"))
-    parser.add_argument("--slots", type=int, default=min(8, os.cpu_count() or 1))
+    parser.add_argument("--slots", type=int, default=min(16, os.cpu_count() or 1))
     parser.add_argument("--warm-up", type=int, help="compile one share and leave")
     args = parser.parse_args()
     major, minor = torch.cuda.get_device_capability()
