@@ -125,7 +125,7 @@ def _canonical(node: object) -> object:
     Docstrings, positions and fields that newer parsers add as empty are left out.
     """
     if isinstance(node, ast.AST):
-        fields = []
+        fields: list[tuple[str, object]] = []
         for name, value in ast.iter_fields(node):
             if name in ("ctx", "type_comment", "kind", "type_ignores"):
                 continue

@@ -78,6 +78,7 @@ ALLOWED: dict[str, tuple[object, ...]] = {
     "enable_mis": (False,),
     "rl_on_policy_target": (None,),
     "dllm_algorithm": (None,),
+    "dtype": ("auto", "bfloat16"),
     "quantization": (None,),
     "kv_cache_dtype": ("auto", "bf16", "bfloat16"),
     "cpu_offload_gb": (0,),
@@ -128,6 +129,13 @@ def _flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
+def _argument_fix(field: str, allowed: tuple[object, ...]) -> str:
+    usable = [x for x in allowed if x not in (None, False, [], {})]
+    if not usable or usable == [True]:
+        return f"drop {_flag(field)}"
+    return f"drop {_flag(field)} or set it to {usable[0]}"
+
+
 def _same(value: object, allowed: tuple[object, ...]) -> bool:
     return any(value == x and type(value) is type(x) for x in allowed) or (
         isinstance(value, float) and value in allowed
@@ -140,12 +148,27 @@ def fills(args: Any) -> list[Fill]:
     return [*FILLS, NGRAM_FILL] if algorithm == "NGRAM" else list(FILLS)
 
 
+def given(args: Any) -> set[str]:
+    """Names of the raw arguments that differ from the host's defaults."""
+    import msgspec
+
+    return {
+        field.name
+        for field in msgspec.structs.fields(type(args))
+        if field.default is msgspec.NODEFAULT
+        or getattr(args, field.name) != field.default
+    }
+
+
 def fill(args: Any) -> list[Reason]:
     """Set what exactness needs on a raw ServerArgs record.
 
-    What the user gave is kept; what contradicts exactness comes back as reasons.
+    What the user gave is kept; what contradicts exactness comes back as reasons,
+    with every other given argument that does, so that one message has them all.
     """
-    reasons = []
+    user = given(args)
+    settled = {item.field for item in fills(args)}
+    reasons = argument_reasons(args, only=user - settled)
     for item in fills(args):
         found = getattr(args, item.field)
         if found == item.value:
@@ -163,15 +186,17 @@ def fill(args: Any) -> list[Reason]:
     return reasons
 
 
-def argument_reasons(cfg: Any) -> list[Reason]:
-    """Reasons in the resolved server arguments (a read-only view of them)."""
+def argument_reasons(cfg: Any, only: set[str] | None = None) -> list[Reason]:
+    """Reasons in the server arguments (resolved, or the `only` given raw ones)."""
     reasons = []
     tables = dict(ALLOWED)
     algorithm = str(cfg.speculative_algorithm or "").upper()
     if algorithm:
         tables |= ALLOWED_SPECULATIVE
-        reasons += _speculative_reasons(cfg, algorithm)
+        reasons += _speculative_reasons(cfg, algorithm, only)
     for field, allowed in tables.items():
+        if only is not None and field not in only:
+            continue
         found = getattr(cfg, field)
         if not _same(found, allowed):
             wanted = " or ".join(str(x) for x in allowed)
@@ -179,13 +204,15 @@ def argument_reasons(cfg: Any) -> list[Reason]:
                 Reason(
                     f"{_flag(field)} {found}",
                     wanted,
-                    f"drop {_flag(field)} or set it to {allowed[0]}",
+                    _argument_fix(field, allowed),
                 )
             )
     return reasons
 
 
-def _speculative_reasons(cfg: Any, algorithm: str) -> list[Reason]:
+def _speculative_reasons(
+    cfg: Any, algorithm: str, only: set[str] | None
+) -> list[Reason]:
     if algorithm not in CHAIN_ALGORITHMS:
         return [
             Reason(
@@ -196,6 +223,8 @@ def _speculative_reasons(cfg: Any, algorithm: str) -> list[Reason]:
         ]
     reasons = []
     tokens = cfg.speculative_num_draft_tokens
+    if only is not None and "speculative_num_draft_tokens" not in only:
+        tokens = 1
     if tokens is None or not 1 <= int(tokens) <= MAX_DRAFT_TOKENS:
         reasons.append(
             Reason(
@@ -204,7 +233,12 @@ def _speculative_reasons(cfg: Any, algorithm: str) -> list[Reason]:
                 f"set it to {MAX_DRAFT_TOKENS} or less",
             )
         )
-    if algorithm == "NGRAM" and cfg.speculative_ngram_max_bfs_breadth != 1:
+    breadth_known = only is None or "speculative_ngram_max_bfs_breadth" in only
+    if (
+        algorithm == "NGRAM"
+        and breadth_known
+        and cfg.speculative_ngram_max_bfs_breadth != 1
+    ):
         reasons.append(
             Reason(
                 "--speculative-ngram-max-bfs-breadth "

@@ -27,7 +27,7 @@ def run(model_runner: Any) -> list[Reason]:
     from sglang_exact import selftest_gdn
 
     started = time.monotonic()
-    reasons = selftest_gdn.run(model_runner)
+    reasons: list[Reason] = selftest_gdn.run(model_runner)
     _report.update(
         ran=True,
         seconds=round(time.monotonic() - started, 2),
