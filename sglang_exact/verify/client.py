@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -178,8 +179,7 @@ class Client:
             raise Lost(self.scrub(_named(error))) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Failed(self.scrub(_named(error))) from error
-        object.__setattr__(sample, "latency_s", time.monotonic() - began)
-        return sample
+        return replace(sample, latency_s=time.monotonic() - began)
 
     async def _check_status(self, response: aiohttp.ClientResponse) -> None:
         if response.status == 200:

@@ -44,7 +44,9 @@ def compare(answer: Sample, reference: Sample) -> Difference | None:
         id_position=id_position,
         ids=(_at(answer.ids, position), _at(reference.ids, position)),
         logprobs=bits,
-        top2_gap=top2_gap(reference, id_position if id_position is not None else position),
+        top2_gap=top2_gap(
+            reference, id_position if id_position is not None else position
+        ),
         ulps=None if None in bits else ulp_distance(*bits),  # type: ignore[arg-type]
         max_abs=max_difference(answer, reference),
         details=_details(answer, reference),
@@ -151,7 +153,9 @@ def differences(answer: Sample, reference: Sample) -> list[float]:
     end = _first(answer.ids, reference.ids)
     pairs = zip(answer.logprobs[:end], reference.logprobs[:end], strict=False)
     return [
-        float("nan") if a is None or b is None else abs(bits_to_float(a) - bits_to_float(b))
+        float("nan")
+        if a is None or b is None
+        else abs(bits_to_float(a) - bits_to_float(b))
         for a, b in pairs
     ]
 

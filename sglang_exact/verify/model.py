@@ -17,6 +17,7 @@ FAILED = "failed"
 VERIFIED = "verified"
 DIVERGED = "diverged"
 NOT_EXERCISED = "not exercised"
+NOT_OFFERED = "not offered"
 COULD_NOT_RUN = "could not run"
 NOT_REACHED = "not reached"
 
@@ -72,7 +73,8 @@ class Manner(NamedTuple):
     stream: bool = False
 
 
-class Counters(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Counters:
     """Per-request speculation counters; None where the server sent none."""
 
     verify: int | None = None
@@ -111,7 +113,8 @@ class Sample:
         return hashlib.sha256(blob).hexdigest()[:32]
 
 
-class Difference(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Difference:
     """Where an answer leaves the reference; positions count completion tokens from 0.
 
     `what` names the kinds of difference found, worst first; `position` is the first
@@ -133,7 +136,8 @@ class Difference(NamedTuple):
 class Outcome:
     """What came of one request of one arm, small enough to keep for every request.
 
-    `position` etc. live in `difference`; the whole answer is kept only when it differs.
+    The whole answer is kept only when it differs. `probe` names a request that was made
+    to explain a difference; `neighbour` marks company that is not compared.
     """
 
     arm: str
@@ -176,6 +180,18 @@ class ServerInfo(NamedTuple):
         if "speculative_algorithm" not in self.fields:
             return None
         return bool(self.fields["speculative_algorithm"])
+
+
+@dataclass(slots=True)
+class Reference:
+    """The reference answer of one case; `unstable` says why it is not usable."""
+
+    case: str
+    prompt: str
+    sha256: str
+    params: dict[str, Any]
+    answer: Sample
+    unstable: str = ""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Neighbours: requests that keep a server busy beside the ones that are compared."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+
+from sglang_exact.verify.client import Failed, Refused
+from sglang_exact.verify.fleet import InFlight, Server
+from sglang_exact.verify.model import (
+    DIFFERENT,
+    EQUAL,
+    FAILED,
+    REFUSED,
+    Case,
+    Manner,
+    Outcome,
+    Reference,
+)
+from sglang_exact.verify.plan import Plan, PlannedArm
+from sglang_exact.verify.prompts import id_prompt
+
+NEIGHBOURS = 4
+SAMPLED_TEMPERATURE = 1.0
+PREFILL_TOKENS = 4096
+FAILURES = 3
+
+
+class Company:
+    """Starts and stops the neighbours of one arm and keeps what became of them."""
+
+    def __init__(
+        self, planned: PlannedArm, plan: Plan, references: dict[str, Reference]
+    ):
+        self.kind = planned.arm.neighbours
+        self.planned, self.plan, self.references = planned, plan, references
+        self.outcomes: list[Outcome] = []
+
+    def start(
+        self, server: Server, counter: InFlight, reconnect_s: float
+    ) -> list[asyncio.Task[None]]:
+        """Start the neighbours; an arm without any gets an empty list."""
+        if not self.kind:
+            return []
+        return [
+            asyncio.create_task(self._loop(server, counter, reconnect_s, number))
+            for number in range(NEIGHBOURS if self.kind == "sampled" else 1)
+        ]
+
+    async def stop(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Cancel the neighbours: their last requests are aborted, as users do."""
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def notes(self) -> list[str]:
+        """One line on the company, if there was any."""
+        if not self.kind:
+            return []
+        done = sum(o.status in (EQUAL, DIFFERENT) for o in self.outcomes)
+        return [f"{done} {self.kind} neighbours were answered meanwhile"]
+
+    def _case(self, number: int, turn: int) -> Case | None:
+        jobs = self.planned.jobs
+        if self.kind == "sampled":
+            case = jobs[(number * 7 + turn) % len(jobs)].case
+            return case._replace(temperature=SAMPLED_TEMPERATURE)
+        if self.plan.vocab_size is None:
+            return None
+        # A fresh prompt each turn, or the prefix cache would spare the prefill.
+        prompt = id_prompt(
+            f"neighbour-{number}-{turn}",
+            PREFILL_TOKENS,
+            self.plan.vocab_size,
+            self.plan.settings.seed,
+        )
+        return Case(prompt, 1)
+
+    async def _loop(
+        self, server: Server, counter: InFlight, reconnect_s: float, number: int
+    ) -> None:
+        failures = 0
+        for turn in count():
+            case = self._case(number, turn)
+            if failures >= FAILURES:
+                return
+            if case is None:
+                self._cannot(server)
+                return
+            outcome = Outcome(
+                self.planned.arm.name, "", turn, server.label, FAILED, neighbour=True
+            )
+            token = counter.enter()
+            try:
+                manner = Manner(logprobs=False)
+                sample, _ = await server.ask(case, manner, reconnect_s)
+                outcome.status = self._status(case, sample.ids)
+                outcome.tokens = len(sample.ids)
+                failures = 0
+            except (Refused, Failed) as error:
+                failures += 1
+                outcome.message = str(error)
+                outcome.status = REFUSED if isinstance(error, Refused) else FAILED
+            finally:
+                outcome.in_flight = counter.leave(token)
+            self.outcomes.append(outcome)
+
+    def _cannot(self, server: Server) -> None:
+        message = "the vocabulary size is unknown: pass --vocab-size N"
+        name = self.planned.arm.name
+        self.outcomes.append(
+            Outcome(name, "", 0, server.label, FAILED, message, neighbour=True)
+        )
+
+    def _status(self, case: Case, ids: tuple[int, ...]) -> str:
+        greedy = case._replace(temperature=0.0).key()
+        known = self.references.get(greedy)
+        if known is None:
+            return EQUAL
+        return EQUAL if known.answer.ids == ids else DIFFERENT

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The servers of one run: addresses, roles, and whether they still answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sglang_exact.verify import server as server_facts
+from sglang_exact.verify.arms import REFERENCE, TESTED
+from sglang_exact.verify.client import Client, Failed, Lost, Refused
+from sglang_exact.verify.model import Case, Manner, Sample, ServerInfo
+
+ATTEMPTS = 3
+
+
+@dataclass(slots=True)
+class Server:
+    """One server and what is known of it.
+
+    `down` holds the reason once it has stopped answering for good.
+    """
+
+    label: str
+    role: str
+    client: Client
+    info: ServerInfo
+    down: str = ""
+    returns: list[str] = field(default_factory=list)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _generation: int = 0
+
+    async def ask(
+        self, case: Case, manner: Manner, reconnect_s: float
+    ) -> tuple[Sample, int]:
+        """One generation and the attempts it took.
+
+        A broken connection is waited out: if the server comes back within `reconnect_s`
+        the request is made again, and the return is noted. Raises Refused or Failed.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            if self.down:
+                raise Failed(self.down)
+            generation = self._generation
+            try:
+                return await self.client.generate(case, manner), attempt
+            except Lost as error:
+                await self._wait(generation, str(error), reconnect_s)
+        raise Failed(f"the connection broke {ATTEMPTS} times in a row")
+
+    async def _wait(self, generation: int, reason: str, reconnect_s: float) -> None:
+        async with self._lock:
+            # Many requests break at once when a server dies; one of them waits for it.
+            if self._generation != generation or self.down:
+                return
+            if not await self.client.wait_ready(reconnect_s):
+                self.down = (
+                    f"the server went away ({reason}) and did not answer again "
+                    f"within {reconnect_s:g} s"
+                )
+                return
+            self._generation += 1
+            now = await server_facts.current_identity(self.client)
+            again = now is not None and now != self.info.identity
+            kind = "as a new process" if again else "as the same process"
+            self.returns.append(f"the connection broke ({reason}); it came back {kind}")
+            if again and now is not None:
+                self.info = self.info._replace(identity=now)
+
+    async def check_identity(self) -> str | None:
+        """A note if the process behind the address is another one than before."""
+        now = await server_facts.current_identity(self.client)
+        if now is None or now == self.info.identity:
+            return None
+        self.info = self.info._replace(identity=now)
+        return "the server was restarted during this arm"
+
+
+class Fleet:
+    """Every server of the run, by role."""
+
+    def __init__(self, servers: list[Server]):
+        self.servers = servers
+
+    def role(self, role: str) -> list[Server]:
+        return [server for server in self.servers if server.role == role]
+
+    @property
+    def tested(self) -> Server:
+        return self.role(TESTED)[0]
+
+    @property
+    def reference(self) -> Server | None:
+        found = self.role(REFERENCE)
+        return found[0] if found else None
+
+
+@dataclass(slots=True)
+class Address:
+    """Where a server is and what it is for."""
+
+    role: str
+    url: str
+    key: str | None = None
+
+
+async def connect(
+    stack: Any, addresses: list[Address], *, timeout: float, vocab_size: int | None
+) -> Fleet:
+    """Open a client for every address on an AsyncExitStack and ask what each server is.
+
+    Raises Failed with every server that does not answer.
+    """
+    servers, problems = [], []
+    for number, address in enumerate(addresses):
+        client = await stack.enter_async_context(
+            Client(address.url, key=address.key, timeout=timeout)
+        )
+        same = sum(a.role == address.role for a in addresses[:number])
+        label = address.role if not same else f"{address.role}-{same + 1}"
+        try:
+            info = await server_facts.inspect(client, label, vocab_size)
+        except (Lost, Refused) as error:
+            problems.append(f"{label} server {client.url}: {error}")
+            continue
+        servers.append(Server(label, address.role, client, info))
+    if problems:
+        raise Failed("; ".join(problems))
+    return Fleet(servers)
+
+
+class InFlight:
+    """Counts requests that overlap; every request learns its own peak."""
+
+    def __init__(self) -> None:
+        self._peaks: dict[object, int] = {}
+
+    def enter(self) -> object:
+        token = object()
+        self._peaks[token] = 0
+        now = len(self._peaks)
+        for other in self._peaks:
+            self._peaks[other] = max(self._peaks[other], now)
+        return token
+
+    def leave(self, token: object) -> int:
+        return self._peaks.pop(token)
+
+
+def shrink(sample: Sample) -> Sample:
+    """A copy without the top lists, for answers that equal the reference."""
+    return replace(sample, top=())
+
+
+Progress = Callable[[str, int], None]

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Did an arm exercise what it claims? Each claim is a function that returns reasons.
+
+An empty list means that the answers themselves show the claim; what a server says
+about its configuration is never enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sglang_exact.verify.arms import LONG, Arm
+from sglang_exact.verify.model import DIFFERENT, EQUAL, Outcome, Reference, ServerInfo
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What the claims of one arm are judged on.
+
+    `outcomes` are the answers that were compared, `neighbours` their company.
+    """
+
+    arm: Arm
+    outcomes: list[Outcome]
+    neighbours: list[Outcome]
+    servers: list[ServerInfo]
+    references: dict[str, Reference]
+    restarted: str | None = None
+    expected: int = 0
+    other_widths: set[int] = field(default_factory=set)
+
+
+def unmet(evidence: Evidence) -> list[str]:
+    """Every claim of the arm that the answers do not bear out."""
+    answered = [o for o in evidence.outcomes if o.status in (EQUAL, DIFFERENT)]
+    if not answered:
+        return ["no request was answered"]
+    if len(answered) < evidence.expected:
+        return [f"{len(answered)} of {evidence.expected} requests were compared"]
+    reasons = []
+    for name in (*evidence.arm.claims, "finite"):
+        reasons += CLAIMS[name](evidence, answered)
+    return reasons
+
+
+def counters_of(outcomes: list[Outcome]) -> list[Outcome]:
+    """The answers that must carry counters: one token needs no verify step."""
+    return [o for o in outcomes if o.tokens > 1]
+
+
+def contradiction(outcome: Outcome) -> str | None:
+    """A reason why a request's counters cannot be true, None if they may be."""
+    c = outcome.counters
+    if c.verify is None:
+        return None
+    if c.verify > max(outcome.tokens, 1):
+        return f"{c.verify} verify steps for {outcome.tokens} tokens"
+    if c.correct is None or c.proposed is None:
+        return None
+    if c.correct > c.proposed:
+        return f"{c.correct} drafts accepted of {c.proposed} proposed"
+    # The prefill token, one token per verify step and every accepted draft: the last
+    # block may be cut, so this may exceed the tokens sent and never fall short.
+    if 1 + c.verify + c.correct < outcome.tokens:
+        return (
+            f"1 + {c.verify} verify steps + {c.correct} accepted drafts do not "
+            f"make {outcome.tokens} tokens"
+        )
+    if c.histogram and sum(c.histogram) != c.verify:
+        return f"histogram counts {sum(c.histogram)} steps, spec_verify_ct {c.verify}"
+    return None
+
+
+def _counted(answered: list[Outcome]) -> tuple[list[Outcome], list[str]]:
+    wanted = counters_of(answered)
+    if not wanted:
+        return [], ["answers of one token need no verify step"]
+    silent = [o for o in wanted if not o.counters.verify]
+    if silent:
+        return [], [
+            f"{len(silent)} of {len(wanted)} answers carry no spec_verify_ct: nothing "
+            "shows that they were speculated"
+        ]
+    wrong = [text for o in wanted if (text := contradiction(o))]
+    if wrong:
+        return [], [f"speculation counters contradict themselves: {wrong[0]}"]
+    return wanted, []
+
+
+def _speculates(_: Evidence, answered: list[Outcome]) -> list[str]:
+    wanted, reasons = _counted(answered)
+    if reasons:
+        return reasons
+    tokens = sum(o.tokens for o in wanted)
+    steps = sum(o.counters.verify or 0 for o in wanted)
+    known = [o.counters.correct for o in wanted if o.counters.correct is not None]
+    accepted = sum(known) if len(known) == len(wanted) else tokens - len(wanted) - steps
+    if accepted <= 0:
+        return [f"no draft was accepted in {steps} verify steps (acceptance length 1)"]
+    return []
+
+
+def _rejects(_: Evidence, answered: list[Outcome]) -> list[str]:
+    known = [
+        o.counters
+        for o in counters_of(answered)
+        if o.counters.proposed is not None and o.counters.correct is not None
+    ]
+    if not known:
+        return ["no spec_num_proposed_drafts: nothing shows that a draft was rejected"]
+    if sum((c.proposed or 0) - (c.correct or 0) for c in known) <= 0:
+        return ["every draft was accepted: no rejection was exercised"]
+    return []
+
+
+def _speculates_nothing(_: Evidence, answered: list[Outcome]) -> list[str]:
+    wanted, reasons = _counted(answered)
+    if reasons:
+        return reasons
+    unknown = [o for o in wanted if o.counters.correct is None]
+    if unknown:
+        return ["no spec_num_correct_drafts: nothing shows that drafts were rejected"]
+    accepted = sum(o.counters.correct or 0 for o in wanted)
+    if accepted:
+        return [f"{accepted} drafts were accepted: this server does not reject all"]
+    return []
+
+
+def _plain(_: Evidence, answered: list[Outcome]) -> list[str]:
+    steps = sum(o.counters.verify or 0 for o in answered)
+    return [f"the reference speculates: {steps} verify steps"] if steps else []
+
+
+def _logprobs(_: Evidence, answered: list[Outcome]) -> list[str]:
+    missing = sum(not o.has_logprobs for o in answered)
+    return [f"{missing} answers carry no logprobs"] if missing else []
+
+
+def _no_logprobs(_: Evidence, answered: list[Outcome]) -> list[str]:
+    found = sum(o.has_logprobs for o in answered)
+    return [f"{found} answers carry logprobs that were not asked for"] if found else []
+
+
+def _finite(_: Evidence, answered: list[Outcome]) -> list[str]:
+    count = sum(o.not_finite for o in answered)
+    return [f"{count} logprobs are not finite"] if count else []
+
+
+def _streamed(_: Evidence, answered: list[Outcome]) -> list[str]:
+    several = [o for o in answered if o.tokens > 1]
+    if not any(o.chunks > 1 for o in several):
+        return ["no answer came in more than one piece"]
+    return []
+
+
+def _in_flight(evidence: Evidence, answered: list[Outcome]) -> list[str]:
+    wanted = evidence.arm.in_flight
+    reached = max(o.in_flight for o in answered)
+    if reached < wanted:
+        return [
+            f"at most {reached} requests overlapped, {wanted} were claimed: the answers "
+            "are too short for this arm"
+        ]
+    for server in evidence.servers:
+        limit = server.fields.get("max_running_requests")
+        if isinstance(limit, int) and limit < wanted:
+            return [f"the server runs at most {limit} requests at once"]
+    return []
+
+
+def _cached(_: Evidence, answered: list[Outcome]) -> list[str]:
+    if sum(o.cached_tokens or 0 for o in answered) == 0:
+        return ["no prompt token came from the prefix cache"]
+    return []
+
+
+def _prompt_tokens(evidence: Evidence, answered: list[Outcome]) -> list[str]:
+    wanted = LONG[evidence.arm.cases][0]
+    short = [o for o in answered if (o.prompt_tokens or 0) < wanted]
+    if short:
+        return [
+            f"{len(short)} answers report {short[0].prompt_tokens} prompt tokens, "
+            f"expected {wanted}"
+        ]
+    return []
+
+
+def _stopped(_: Evidence, answered: list[Outcome]) -> list[str]:
+    if not any(o.finish.startswith("stop") for o in answered):
+        return ["no generation ended by itself: every one ran into max_new_tokens"]
+    return []
+
+
+def _sampled_neighbours(evidence: Evidence, _: list[Outcome]) -> list[str]:
+    done = [o for o in evidence.neighbours if o.status in (EQUAL, DIFFERENT)]
+    if not done:
+        return _no_company(evidence, "sampled")
+    if not any(o.status == DIFFERENT for o in done):
+        return ["the sampled neighbours all gave greedy answers"]
+    return _overlap(done)
+
+
+def _prefill_neighbours(evidence: Evidence, _: list[Outcome]) -> list[str]:
+    done = [o for o in evidence.neighbours if o.status in (EQUAL, DIFFERENT)]
+    if not done:
+        return _no_company(evidence, "prefill")
+    return _overlap(done)
+
+
+def _no_company(evidence: Evidence, kind: str) -> list[str]:
+    said = {o.message for o in evidence.neighbours if o.message}
+    return [f"no {kind} neighbour was answered", *sorted(said)[:1]]
+
+
+def _overlap(done: list[Outcome]) -> list[str]:
+    if max(o.in_flight for o in done) < 2:
+        return ["no neighbour ran while another request was in flight"]
+    return []
+
+
+def _seeded(evidence: Evidence, answered: list[Outcome]) -> list[str]:
+    by_prompt: dict[str, set[tuple[int, ...]]] = {}
+    for outcome in answered:
+        reference = evidence.references[outcome.case]
+        by_prompt.setdefault(reference.prompt, set()).add(reference.answer.ids)
+    if all(len(found) < 2 for found in by_prompt.values()):
+        return ["other seeds gave the same tokens: the seed had no effect"]
+    return []
+
+
+def _widths(evidence: Evidence, answered: list[Outcome]) -> list[str]:
+    seen = {w for o in answered if (w := o.counters.width())} | evidence.other_widths
+    if len(seen) < 2:
+        shown = ", ".join(map(str, sorted(seen))) or "none"
+        return [f"draft widths seen: {shown}; expected two or more"]
+    return []
+
+
+def _restarted(evidence: Evidence, _: list[Outcome]) -> list[str]:
+    if evidence.restarted is None:
+        return ["nothing shows that the server process was started again"]
+    return []
+
+
+CLAIMS: dict[str, Callable[[Evidence, list[Outcome]], list[str]]] = {
+    "speculates": _speculates,
+    "speculates-nothing": _speculates_nothing,
+    "rejects": _rejects,
+    "plain": _plain,
+    "logprobs": _logprobs,
+    "no-logprobs": _no_logprobs,
+    "finite": _finite,
+    "streamed": _streamed,
+    "in-flight": _in_flight,
+    "cached": _cached,
+    "prompt-tokens": _prompt_tokens,
+    "stopped": _stopped,
+    "sampled-neighbours": _sampled_neighbours,
+    "prefill-neighbours": _prefill_neighbours,
+    "seeded": _seeded,
+    "widths": _widths,
+    "restarted": _restarted,
+}
+
+
+def not_offered(evidence: Evidence) -> str | None:
+    """Why the server itself says that it does not do what the arm needs.
+
+    Asked only after the arm ran and a claim failed, so a server that says "off" and
+    does it all the same is still compared.
+    """
+    arm = evidence.arm
+    refusals = {
+        o.message
+        for o in (*evidence.outcomes, *evidence.neighbours)
+        if o.status == "refused"
+    }
+    optional = arm.cases == "seeds" or arm.cases in LONG or bool(arm.neighbours)
+    if optional and refusals:
+        return f"the server refuses: {sorted(refusals)[0]}"
+    fields = [server.fields for server in evidence.servers]
+    if "cached" in arm.claims and any(
+        f.get("disable_radix_cache") is True for f in fields
+    ):
+        return "the prefix cache is off on this server"
+    limits = [f.get("max_running_requests") for f in fields]
+    known = [limit for limit in limits if isinstance(limit, int)]
+    if "in-flight" in arm.claims and known and min(known) < arm.in_flight:
+        return f"the server runs at most {min(known)} requests at once"
+    return None

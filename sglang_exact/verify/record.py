@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The JSONL record: everything that was asked and answered, one line per event.
+
+Logprobs are written as JSON numbers that read back to the same float32 bits. Every
+line is flushed, so a record that ends early is still a record; a last line cut off by
+a crash is dropped when it is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, NamedTuple
+
+import orjson
+
+from sglang_exact.verify.bits import bits_to_float, float32_bits
+from sglang_exact.verify.model import (
+    NOT_REACHED,
+    ArmResult,
+    Counters,
+    Difference,
+    Outcome,
+    Reference,
+    Sample,
+    ServerInfo,
+)
+
+FORMAT = 1
+
+
+class RecordError(ValueError):
+    """A record file cannot be used; the text says why and what to do."""
+
+
+class Contents(NamedTuple):
+    """A record as read back."""
+
+    header: dict[str, Any]
+    servers: list[ServerInfo]
+    references: dict[str, Reference]
+    results: list[ArmResult]
+    probes: list[Outcome]
+    end: dict[str, Any] | None
+
+
+def sample_to_json(sample: Sample) -> dict[str, Any]:
+    """A Sample with its logprobs as numbers instead of bit patterns."""
+    row = asdict(sample)
+    row["logprobs"] = [_number(bits) for bits in sample.logprobs]
+    row["top"] = [
+        [[_number(bits), token] for bits, token in entry] for entry in sample.top
+    ]
+    return row
+
+
+def sample_from_json(row: dict[str, Any]) -> Sample:
+    """The reverse of sample_to_json."""
+    return Sample(
+        ids=tuple(row["ids"]),
+        logprobs=tuple(float32_bits(value) for value in row["logprobs"]),
+        top=tuple(
+            tuple((float32_bits(value), token) for value, token in entry)
+            for entry in row["top"]
+        ),
+        finish=row["finish"],
+        prompt_tokens=row["prompt_tokens"],
+        cached_tokens=row["cached_tokens"],
+        counters=_counters(row["counters"]),
+        chunks=tuple(row["chunks"]),
+        latency_s=row["latency_s"],
+    )
+
+
+def _number(bits: int | None) -> float | None:
+    return None if bits is None else bits_to_float(bits)
+
+
+def _counters(row: dict[str, Any]) -> Counters:
+    return Counters(**{**row, "histogram": tuple(row["histogram"])})
+
+
+def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
+    """An Outcome as plain JSON values."""
+    row = asdict(outcome)
+    row["answer"] = None if outcome.answer is None else sample_to_json(outcome.answer)
+    return row
+
+
+def outcome_from_json(row: dict[str, Any]) -> Outcome:
+    """The reverse of outcome_to_json."""
+    row = dict(row)
+    if row["answer"] is not None:
+        row["answer"] = sample_from_json(row["answer"])
+    row["counters"] = _counters(row["counters"])
+    if row["difference"] is not None:
+        found = dict(row["difference"])
+        for key in ("what", "ids", "logprobs", "details"):
+            found[key] = tuple(found[key])
+        row["difference"] = Difference(**found)
+    return Outcome(**row)
+
+
+class Writer:
+    """Appends lines to a record file. Use as a context manager."""
+
+    def __init__(self, path: Path, *, append: bool = False):
+        self.path = path
+        self._append = append
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> Writer:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self._append:
+            _drop_cut_line(self.path)
+        self._file = self.path.open("ab" if self._append else "wb")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def write(self, kind: str, row: dict[str, Any]) -> None:
+        """Append one line and flush it."""
+        if self._file is None:
+            raise RuntimeError("Writer is used outside its `with` block")
+        self._file.write(orjson.dumps({"kind": kind, **row}) + b"\n")
+        self._file.flush()
+
+    def header(self, row: dict[str, Any]) -> None:
+        self.write("header", {"format": FORMAT, **row})
+
+    def server(self, info: ServerInfo) -> None:
+        self.write("server", info._asdict())
+
+    def reference(self, reference: Reference) -> None:
+        row = asdict(reference)
+        row["answer"] = sample_to_json(reference.answer)
+        self.write("reference", row)
+
+    def outcome(self, outcome: Outcome) -> None:
+        self.write("outcome", outcome_to_json(outcome))
+
+    def arm(self, result: ArmResult) -> None:
+        row = asdict(result)
+        del row["outcomes"]
+        self.write("arm", row)
+
+    def arm_restart(self, name: str) -> None:
+        """What was recorded of this arm so far does not count."""
+        self.write("arm-restart", {"name": name})
+
+    def end(self, row: dict[str, Any]) -> None:
+        self.write("end", row)
+
+
+def _drop_cut_line(path: Path) -> None:
+    raw = path.read_bytes()
+    if raw and not raw.endswith(b"\n"):
+        path.write_bytes(raw[: raw.rfind(b"\n") + 1])
+
+
+def read(path: Path) -> Contents:
+    """Read a record. Raises RecordError for a file that is none."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror}") from error
+    reader = _Reader()
+    for number, line in enumerate(lines, 1):
+        try:
+            reader.take(orjson.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if number == len(lines) and number > 1:
+                break
+            raise RecordError(
+                f"{path}: line {number} is not a line of a verification record; "
+                "expected a file written by sglang-exact verify or record"
+            ) from error
+    if reader.header.get("format") != FORMAT:
+        raise RecordError(
+            f"{path}: found format {reader.header.get('format')!r}, expected {FORMAT}; "
+            "record again with this version"
+        )
+    return reader.contents()
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.header: dict[str, Any] = {}
+        self.servers: dict[tuple[str, str], ServerInfo] = {}
+        self.references: dict[str, Reference] = {}
+        self.results: dict[str, ArmResult] = {}
+        self.probes: list[Outcome] = []
+        self.end: dict[str, Any] | None = None
+
+    def take(self, row: dict[str, Any]) -> None:
+        kind = row.pop("kind")
+        if kind == "header":
+            # A resumed run writes its header again; the first one stays.
+            self.header = self.header or row
+        elif kind == "server":
+            info = ServerInfo(**{**row, "notes": tuple(row["notes"])})
+            self.servers[info.label, info.url] = info
+        elif kind == "reference":
+            answer = sample_from_json(row.pop("answer"))
+            found = Reference(answer=answer, **row)
+            self.references[found.case] = found
+        elif kind == "outcome":
+            outcome = outcome_from_json(row)
+            if outcome.probe:
+                self.probes.append(outcome)
+            else:
+                # A resumed run asks again what had failed: the last answer counts.
+                kept = self._result(outcome.arm).outcomes
+                again = [(o.server, o.index) for o in kept]
+                place = (outcome.server, outcome.index)
+                if place in again:
+                    kept[again.index(place)] = outcome
+                else:
+                    kept.append(outcome)
+        elif kind == "arm":
+            outcomes = self._result(row["name"]).outcomes
+            self.results[row["name"]] = ArmResult(outcomes=outcomes, **row)
+        elif kind == "arm-restart":
+            self.results.pop(row["name"], None)
+        elif kind == "end":
+            self.end = row
+        else:
+            raise ValueError(kind)
+
+    def _result(self, name: str) -> ArmResult:
+        return self.results.setdefault(name, ArmResult(name, name, NOT_REACHED))
+
+    def contents(self) -> Contents:
+        return Contents(
+            self.header,
+            list(self.servers.values()),
+            self.references,
+            list(self.results.values()),
+            self.probes,
+            self.end,
+        )

@@ -1,0 +1,442 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask everything in the plan, compare each answer, and judge each arm."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import NamedTuple, Protocol
+
+from sglang_exact.verify import diagnose, liveness
+from sglang_exact.verify.arms import REFERENCE, RESTARTED, START_HINTS, WIDTH
+from sglang_exact.verify.client import Failed, Refused
+from sglang_exact.verify.company import Company
+from sglang_exact.verify.compare import compare
+from sglang_exact.verify.fleet import Fleet, InFlight, Server
+from sglang_exact.verify.model import (
+    COULD_NOT_RUN,
+    DIFFERENT,
+    DIVERGED,
+    EQUAL,
+    FAILED,
+    NOT_EXERCISED,
+    NOT_OFFERED,
+    NOT_REACHED,
+    REFUSED,
+    VERIFIED,
+    ArmResult,
+    Case,
+    Manner,
+    Outcome,
+    Reference,
+    Sample,
+)
+from sglang_exact.verify.plan import Job, Plan, PlannedArm
+from sglang_exact.verify.record import Writer
+
+# After this many failures in a row an arm is given up: 1,200 timeouts help nobody.
+GIVE_UP = 3
+PROBED_CASES = 2
+SELF_REFERENCE = (
+    "compared with this server's own answers one at a time: no plain reference was "
+    "given (--reference URL or FILE)"
+)
+
+
+class Display(Protocol):
+    """Where progress goes."""
+
+    def begin(self, name: str, tokens: int) -> None: ...
+    def advance(self, tokens: int) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+class Options(NamedTuple):
+    """How to run. Times are in seconds."""
+
+    reconnect_s: float = 120.0
+    restart_command: str | None = None
+    restart_timeout_s: float = 1800.0
+    self_reference: bool = False
+    frozen_reference: bool = False
+
+
+class Runner:
+    """Runs a plan against a fleet; `references` and `done` come from a record."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        fleet: Fleet,
+        writer: Writer,
+        display: Display,
+        options: Options,
+        references: dict[str, Reference] | None = None,
+        done: dict[str, ArmResult] | None = None,
+    ):
+        self.plan, self.fleet, self.writer = plan, fleet, writer
+        self.display, self.options = display, options
+        self.references = dict(references or {})
+        self.done = dict(done or {})
+        self.reference_errors: dict[str, str] = {}
+        self.results: list[ArmResult] = []
+        self.probes: list[Outcome] = []
+        self.interrupted = False
+        self._probed: set[tuple[str, str]] = set()
+
+    async def run(self) -> None:
+        """Record what the reference lacks, then run every arm in order.
+
+        An interruption keeps what is there: `interrupted` is set and the rest of the
+        arms is "not reached".
+        """
+        try:
+            await self.record_references()
+            for planned in self.plan.arms:
+                await self._arm(planned)
+        except asyncio.CancelledError:
+            self.interrupted = True
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+        reached = {result.name for result in self.results}
+        for planned in self.plan.arms:
+            if planned.arm.name not in reached:
+                arm = planned.arm
+                self.results.append(ArmResult(arm.name, arm.title, NOT_REACHED))
+
+    # -- reference ---------------------------------------------------------------
+
+    async def record_references(self) -> None:
+        """Ask the reference for every case that the record does not hold yet."""
+        missing = {
+            key: case
+            for key, case in self.plan.cases().items()
+            if key not in self.references
+        }
+        if self.options.frozen_reference or not missing:
+            return
+        server = self.fleet.reference or self.fleet.tested
+        total = sum(
+            c.max_new_tokens * (1 + (c.seed is not None)) for c in missing.values()
+        )
+        self.display.begin("reference", total)
+        await self._flush(server)
+        failures = 0
+        for key, case in missing.items():
+            try:
+                found = await self._reference(server, key, case)
+            except (Refused, Failed) as error:
+                self.reference_errors[key] = str(error)
+                # A refusal (a prompt too long, say) is about the case, not the server.
+                failures = failures + 1 if isinstance(error, Failed) else 0
+                if failures >= GIVE_UP:
+                    server.down = server.down or f"gave up: {error}"
+            else:
+                failures = 0
+                self.references[key] = found
+                self.writer.reference(found)
+            self.display.advance(case.max_new_tokens)
+
+    async def _reference(self, server: Server, key: str, case: Case) -> Reference:
+        manner = Manner(top=self.plan.settings.top)
+        answer, _ = await server.ask(case, manner, self.options.reconnect_s)
+        if None in answer.logprobs:
+            raise Failed("the reference gave a logprob that is not finite")
+        if answer.counters.verify and not self.options.self_reference:
+            raise Failed(
+                f"the reference speculates ({answer.counters.verify} verify steps); "
+                "expected a server started without --speculative-*"
+            )
+        unstable = ""
+        if case.seed is not None:
+            again, _ = await server.ask(case, manner, self.options.reconnect_s)
+            self.display.advance(case.max_new_tokens)
+            if compare(again, answer) is not None:
+                unstable = "the reference does not repeat a seeded answer"
+        prompt = case.prompt
+        return Reference(
+            key, prompt.id, prompt.sha256(), case.params(), answer, unstable
+        )
+
+    def _no_reference(self, planned: PlannedArm) -> list[str]:
+        keys = {job.case.key() for job in planned.jobs}
+        reasons = sorted(
+            {self.references[k].unstable for k in keys if k in self.references} - {""}
+        )
+        absent = sorted(keys - set(self.references))
+        if absent:
+            said = {
+                self.reference_errors[k] for k in absent if k in self.reference_errors
+            }
+            hint = "; ".join(sorted(said)) or (
+                "record them with sglang-exact record and the same options"
+            )
+            reasons.append(
+                f"no reference for {len(absent)} of {len(keys)} cases: {hint}"
+            )
+        return reasons
+
+    # -- arms --------------------------------------------------------------------
+
+    async def _arm(self, planned: PlannedArm) -> None:
+        arm = planned.arm
+        before = self.done.get(arm.name)
+        if before is not None and before.state in (VERIFIED, DIVERGED):
+            self.results.append(before)
+            return
+        result = ArmResult(arm.name, arm.title, NOT_REACHED)
+        self.results.append(result)
+        servers = self._servers(planned)
+        blocked = self._blocked(planned, servers)
+        if blocked:
+            result.state, result.reasons = NOT_EXERCISED, blocked
+            self.writer.arm(result)
+            return
+        result.outcomes = self._keep(planned, before)
+        company = Company(planned, self.plan, self.references)
+        restarted = None
+        if arm.role == RESTARTED:
+            restarted = await self._restart(servers[0], result)
+        for server in servers:
+            await self._drive(server, planned, result, company)
+        await self._judge(planned, result, servers, company, restarted)
+        self.writer.arm(result)
+
+    def _servers(self, planned: PlannedArm) -> list[Server]:
+        found = self.fleet.role(planned.arm.role)
+        if planned.arm.role == RESTARTED and not found and self.options.restart_command:
+            return [self.fleet.tested]
+        if planned.arm.role == REFERENCE and self.options.self_reference:
+            return []
+        return found
+
+    def _blocked(self, planned: PlannedArm, servers: list[Server]) -> list[str]:
+        if planned.refusal:
+            return [planned.refusal]
+        if not servers:
+            return [START_HINTS[planned.arm.role]]
+        return self._no_reference(planned)
+
+    def _keep(self, planned: PlannedArm, before: ArmResult | None) -> list[Outcome]:
+        """Answers of an interrupted run that still count.
+
+        In an arm about company the traffic is the point, so it starts afresh; one at a
+        time and the long row of repeats go on where they stopped.
+        """
+        if before is None:
+            return []
+        arm = planned.arm
+        if before.state not in (NOT_REACHED, COULD_NOT_RUN):
+            self.writer.arm_restart(arm.name)
+            return []
+        if arm.in_flight > 1 and arm.cases != "repeats":
+            self.writer.arm_restart(arm.name)
+            return []
+        return [o for o in before.outcomes if o.status in (EQUAL, DIFFERENT)]
+
+    async def _restart(self, server: Server, result: ArmResult) -> str | None:
+        command = self.options.restart_command
+        if server is not self.fleet.tested or command is None:
+            other = server.info.identity != self.fleet.tested.info.identity
+            return "a second process of the server" if other else None
+        self.display.say("running the restart command")
+        process = await asyncio.create_subprocess_shell(command)
+        status = await process.wait()
+        if status != 0:
+            result.notes.append(f"the restart command ended with status {status}")
+        if not await server.client.wait_ready(self.options.restart_timeout_s):
+            server.down = "the server did not answer after the restart command"
+            return None
+        return await server.check_identity()
+
+    async def _flush(self, server: Server) -> str | None:
+        problem = await server.client.flush()
+        return f"the prefix cache was not emptied: {problem}" if problem else None
+
+    async def _drive(
+        self,
+        server: Server,
+        planned: PlannedArm,
+        result: ArmResult,
+        company: Company,
+    ) -> None:
+        arm = planned.arm
+        kept = {(o.server, o.index) for o in result.outcomes}
+        todo = deque(j for j in planned.jobs if (server.label, j.index) not in kept)
+        tokens = sum(job.case.max_new_tokens for job in todo)
+        self.display.begin(arm.name, tokens)
+        if arm.flush and (problem := await self._flush(server)):
+            result.notes.append(problem)
+        seen, counter = len(server.returns), InFlight()
+        run = _ArmRun(self, server, planned, result, todo, counter)
+        neighbours = company.start(server, counter, self.options.reconnect_s)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in range(min(arm.in_flight, len(todo))):
+                    group.create_task(run.worker(number * arm.stagger_s))
+        finally:
+            await company.stop(neighbours)
+        result.notes += server.returns[seen:]
+        if note := await server.check_identity():
+            result.notes.append(note)
+
+    def outcome(
+        self, server: Server, job: Job, name: str, sample: Sample, probe: str = ""
+    ) -> Outcome:
+        """Compare one answer with its reference."""
+        key = job.case.key()
+        difference = compare(sample, self.references[key].answer)
+        return Outcome(
+            arm=name,
+            case=key,
+            index=job.index,
+            server=server.label,
+            status=EQUAL if difference is None else DIFFERENT,
+            difference=difference,
+            answer=None if difference is None and not probe else sample,
+            digest=sample.digest(),
+            tokens=len(sample.ids),
+            prompt_tokens=sample.prompt_tokens,
+            cached_tokens=sample.cached_tokens,
+            counters=sample.counters,
+            chunks=len(sample.chunks),
+            not_finite=sample.logprobs.count(None),
+            has_logprobs=bool(sample.logprobs),
+            finish=sample.finish,
+            latency_s=sample.latency_s,
+            probe=probe,
+        )
+
+    # -- verdict -----------------------------------------------------------------
+
+    async def _judge(
+        self,
+        planned: PlannedArm,
+        result: ArmResult,
+        servers: list[Server],
+        company: Company,
+        restarted: str | None,
+    ) -> None:
+        different = [o for o in result.outcomes if o.status == DIFFERENT]
+        evidence = liveness.Evidence(
+            planned.arm,
+            result.outcomes,
+            company.outcomes,
+            [server.info for server in servers],
+            self.references,
+            restarted,
+            len(planned.jobs) * len(servers),
+            self._other_widths(planned),
+        )
+        claims = liveness.unmet(evidence)
+        failed = [o for o in result.outcomes if o.status == FAILED]
+        refused = [o for o in result.outcomes if o.status == REFUSED]
+        said = list(dict.fromkeys(o.message for o in (*failed, *refused)))[:3]
+        if different:
+            result.state, result.reasons = DIVERGED, claims
+            await self._probe(planned, different, servers)
+        elif failed:
+            result.state = COULD_NOT_RUN
+            result.reasons = [f"{len(failed)} requests failed", *said]
+        elif claims and (off := liveness.not_offered(evidence)):
+            result.state, result.reasons = NOT_OFFERED, [off]
+        elif claims:
+            result.state, result.reasons = NOT_EXERCISED, [*said, *claims]
+        elif self.options.self_reference:
+            result.state, result.reasons = NOT_EXERCISED, [SELF_REFERENCE]
+        else:
+            result.state = VERIFIED
+        result.notes += company.notes()
+
+    def _other_widths(self, planned: PlannedArm) -> set[int]:
+        if planned.arm.role != WIDTH:
+            return set()
+        tested = self.fleet.tested.label
+        return {
+            width
+            for result in self.results
+            for o in result.outcomes
+            if o.server == tested and (width := o.counters.width())
+        }
+
+    async def _probe(
+        self, planned: PlannedArm, different: list[Outcome], servers: list[Server]
+    ) -> None:
+        """Ask a few diverging cases again, alone: what a suspicion rests on."""
+        by_label = {server.label: server for server in servers}
+        jobs = {job.case.key(): job for job in planned.jobs}
+        cases = dict.fromkeys((o.server, o.case) for o in different)
+        for label, key in list(cases)[:PROBED_CASES]:
+            server = by_label[label]
+            if (label, key) in self._probed or server.down:
+                continue
+            self._probed.add((label, key))
+            self.display.say(f"looking closer at {key} on {label}")
+            for name in diagnose.PROBES:
+                await self._probe_one(server, jobs[key], name)
+            reference = self.fleet.reference
+            if reference is not None and not reference.down:
+                await self._probe_one(reference, jobs[key], diagnose.REFERENCE_AGAIN)
+
+    async def _probe_one(self, server: Server, job: Job, name: str) -> None:
+        manner = Manner(top=self.plan.settings.top, stream=name == diagnose.SOLO)
+        await self._flush(server)
+        try:
+            sample, _ = await server.ask(job.case, manner, self.options.reconnect_s)
+        except (Refused, Failed):
+            return
+        outcome = self.outcome(server, job, "probe", sample, probe=name)
+        self.probes.append(outcome)
+        self.writer.outcome(outcome)
+
+
+class _ArmRun:
+    """The workers of one arm on one server."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        server: Server,
+        planned: PlannedArm,
+        result: ArmResult,
+        todo: deque[Job],
+        counter: InFlight,
+    ):
+        self.runner, self.server, self.planned = runner, server, planned
+        self.result, self.todo, self.counter = result, todo, counter
+        self.failures = 0
+
+    async def worker(self, delay: float) -> None:
+        """Take requests until there are none left or too many failed in a row."""
+        await asyncio.sleep(delay)
+        while self.todo and self.failures < GIVE_UP:
+            job = self.todo.popleft()
+            token = self.counter.enter()
+            began = time.monotonic()
+            try:
+                outcome = await self._ask(job)
+            finally:
+                peak = self.counter.leave(token)
+            outcome.in_flight = peak
+            outcome.latency_s = time.monotonic() - began
+            self.failures = self.failures + 1 if outcome.status == FAILED else 0
+            self.result.outcomes.append(outcome)
+            self.runner.writer.outcome(outcome)
+            self.runner.display.advance(job.case.max_new_tokens)
+
+    async def _ask(self, job: Job) -> Outcome:
+        runner, name = self.runner, self.planned.arm.name
+        try:
+            sample, attempts = await self.server.ask(
+                job.case, job.manner, runner.options.reconnect_s
+            )
+        except (Refused, Failed) as error:
+            status = REFUSED if isinstance(error, Refused) else FAILED
+            return Outcome(
+                name, job.case.key(), job.index, self.server.label, status, str(error)
+            )
+        outcome = runner.outcome(self.server, job, name, sample)
+        outcome.attempts = attempts
+        return outcome
