@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gated delta rule over a block of draft tokens, one launch per layer.
+
+For token t of a request, per value head (state h is [V, K], fp32):
+
+    q, k  = q / sqrt(sum(q * q) + 1e-6), k / sqrt(sum(k * k) + 1e-6);  q = q * scale
+    g     = -exp(A_log) * softplus(a + dt_bias);  beta = sigmoid(b) in b's dtype
+    h     = h * exp(g);  u = (v - h @ k) * beta;  h = h + u k^T;  o = h @ q
+
+The state stays in registers over the block and every step's state is stored once.
+
+Reduction order: that of the host's packed decode kernel, instruction for instruction. A
+row of h lies across the lanes of one warp, 4 neighbouring columns a lane; at K = 128 a
+lane adds fma(h0, k0, h1 * k1) and fma(h2, k2, h3 * k3), then lanes add by butterfly
+(16, 8, 4, 2, 1). Steps run in order t = 0 .. T - 1, each on the fp32 state that the
+decode kernel would have stored and loaded again.
+Invariant to: bs, T, the other requests, padding rows, BLOCK_V (rows of h are
+independent), and where in the pools a state lies.
+Not covered: states that are not fp32, tree drafts, K that is no power of two,
+16-byte-misaligned activations (their lane layout, and so their order, would differ).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sglang_exact_kernels import arch
+
+__all__ = ["gdn_verify"]
+
+# Value rows per program. 8 splits one request of the 27B shape (48 heads, V = 128) into
+# 768 warps, about one per warp scheduler of an sm90 or sm120 card; 32, the decode
+# kernel's tile, gives 192 and leaves most schedulers idle for T steps in sequence.
+_BLOCK_V = {90: 8, 120: 8}
+
+# The decode kernel's launch: one warp, so a row never crosses a warp.
+_NUM_WARPS = 1
+_NUM_STAGES = 3
+
+_HEAD_K_DIMS = (16, 32, 64, 128, 256)
+
+_SOFTPLUS_THRESHOLD = 20.0
+"""The host's decode launch passes this constant."""
+
+
+@triton.jit(do_not_specialize=["T"])
+def _gdn_verify_kernel(
+    mixed_qkv,  # [bs * T, 2 * H * K + HV * V]
+    a,  # [bs * T, HV]
+    b,  # [bs * T, HV]
+    A_log,  # [HV]
+    dt_bias,  # [HV]
+    out,  # [bs * T, HV, V]
+    states,  # [slots, HV, V, K] fp32
+    inter,  # [rows, steps, HV, V, K] fp32
+    cache_indices,  # [bs]
+    inter_indices,  # [bs]
+    scale,
+    T,
+    stride_qkv_tok: tl.constexpr,
+    stride_a_tok: tl.constexpr,
+    stride_b_tok: tl.constexpr,
+    stride_state_slot: tl.constexpr,
+    stride_inter_row: tl.constexpr,
+    stride_inter_step: tl.constexpr,
+    stride_cache_idx: tl.constexpr,
+    stride_inter_idx: tl.constexpr,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    SOFTPLUS_THRESHOLD: tl.constexpr,
+):
+    i_v = tl.program_id(0)
+    i_n = tl.program_id(1) // HV
+    i_hv = tl.program_id(1) % HV
+    i_h = i_hv // (HV // H)
+
+    offs_k = tl.arange(0, K)
+    offs_v = i_v * BLOCK_V + tl.arange(0, BLOCK_V)
+    mask_v = offs_v < V
+    mask_h = mask_v[:, None] & (offs_k < K)[None, :]
+
+    slot = tl.load(cache_indices + i_n * stride_cache_idx).to(tl.int64)
+    row = tl.load(inter_indices + i_n * stride_inter_idx).to(tl.int64)
+    first = i_n.to(tl.int64) * T
+    p_out = out + (first * HV + i_hv) * V + offs_v
+
+    if (slot < 0) | (row < 0):
+        zero = tl.zeros([BLOCK_V], dtype=tl.float32).to(out.dtype.element_ty)
+        for _ in range(T):
+            tl.store(p_out, zero, mask=mask_v)
+            p_out += HV * V
+        return
+
+    offs_h = i_hv * V * K + offs_v[:, None] * K + offs_k[None, :]
+    h = tl.load(states + slot * stride_state_slot + offs_h, mask=mask_h, other=0)
+    p_inter = inter + row * stride_inter_row + offs_h
+    p_qkv = mixed_qkv + first * stride_qkv_tok
+    p_a = a + first * stride_a_tok + i_hv
+    p_b = b + first * stride_b_tok + i_hv
+    A_log_val = tl.load(A_log + i_hv).to(tl.float32)
+    dt_bias_val = tl.load(dt_bias + i_hv).to(tl.float32)
+
+    # A step's inputs are loaded one step ahead: the state chain is the critical path.
+    p_q = p_qkv + (i_h * K + offs_k)
+    p_k = p_qkv + (H * K + i_h * K + offs_k)
+    p_v = p_qkv + (2 * H * K + i_hv * V + offs_v)
+    next_q = tl.load(p_q)
+    next_k = tl.load(p_k)
+    next_v = tl.load(p_v, mask=mask_v, other=0)
+    next_a = tl.load(p_a)
+    next_b = tl.load(p_b)
+
+    for t in range(T):
+        q = next_q.to(tl.float32)
+        k = next_k.to(tl.float32)
+        v = next_v.to(tl.float32)
+        a_val = next_a.to(tl.float32)
+        b_val = next_b.to(tl.float32)
+        p_q += stride_qkv_tok
+        p_k += stride_qkv_tok
+        p_v += stride_qkv_tok
+        p_a += stride_a_tok
+        p_b += stride_b_tok
+        more = t + 1 < T
+        next_q = tl.load(p_q, mask=more & (offs_k < K), other=0)
+        next_k = tl.load(p_k, mask=more & (offs_k < K), other=0)
+        next_v = tl.load(p_v, mask=more & mask_v, other=0)
+        next_a = tl.load(p_a, mask=more, other=0)
+        next_b = tl.load(p_b, mask=more, other=0)
+
+        q = q / tl.sqrt(tl.sum(q * q) + 1e-6)
+        k = k / tl.sqrt(tl.sum(k * k) + 1e-6)
+        q = q * scale
+
+        x = a_val + dt_bias_val
+        softplus = tl.where(x <= SOFTPLUS_THRESHOLD, tl.log(1.0 + tl.exp(x)), x)
+        g = -tl.exp(A_log_val) * softplus
+        beta = tl.sigmoid(b_val).to(b.dtype.element_ty).to(tl.float32)
+
+        h *= tl.exp(g)
+        v -= tl.sum(h * k[None, :], 1)
+        v *= beta
+        h += v[:, None] * k[None, :]
+        o = tl.sum(h * q[None, :], 1)
+        tl.store(p_out, o.to(out.dtype.element_ty), mask=mask_v)
+        tl.store(p_inter, h, mask=mask_h)
+        p_out += HV * V
+        p_inter += stride_inter_step
+
+
+def _layout_reasons(
+    mixed_qkv: torch.Tensor, a: torch.Tensor, b: torch.Tensor, states: torch.Tensor
+) -> list[str]:
+    reasons = []
+    if mixed_qkv.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        reasons.append(f"mixed_qkv: found {mixed_qkv.dtype}, expected bf16/fp16/fp32")
+    if states.dtype != torch.float32:
+        reasons.append(
+            f"ssm_states: found {states.dtype}, expected torch.float32; "
+            "start the server with --mamba-ssm-dtype float32"
+        )
+    if mixed_qkv.ndim != 2 or mixed_qkv.stride(-1) != 1:
+        reasons.append(
+            f"mixed_qkv: found shape {tuple(mixed_qkv.shape)}, strides "
+            f"{mixed_qkv.stride()}, expected 2-D with unit last stride"
+        )
+    else:
+        row_bytes = mixed_qkv.stride(0) * mixed_qkv.element_size()
+        if mixed_qkv.data_ptr() % 16 or row_bytes % 16:
+            reasons.append(
+                f"mixed_qkv: found base {mixed_qkv.data_ptr():#x} and rows of "
+                f"{row_bytes} bytes, expected multiples of 16 bytes"
+            )
+    for name, t in (("a", a), ("b", b)):
+        if t.ndim != 2 or t.stride(-1) != 1:
+            reasons.append(
+                f"{name}: found shape {tuple(t.shape)}, strides {t.stride()}, "
+                "expected 2-D with unit last stride"
+            )
+    return reasons
+
+
+def _check(
+    mixed_qkv: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    A_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    ssm_states: torch.Tensor,
+    cache_indices: torch.Tensor,
+    intermediate_states: torch.Tensor,
+    intermediate_indices: torch.Tensor,
+    num_draft_tokens: int,
+    num_k_heads: int,
+    out: torch.Tensor | None,
+) -> None:
+    """Raise ValueError with every reason why this call is refused."""
+    reasons = list(arch.unsupported_reasons(mixed_qkv.device))
+    reasons += _layout_reasons(mixed_qkv, a, b, ssm_states)
+    bs, T = cache_indices.numel(), num_draft_tokens
+    if ssm_states.ndim != 4 or T < 1 or num_k_heads < 1:
+        reasons.append(
+            f"found ssm_states {tuple(ssm_states.shape)}, num_draft_tokens {T}, "
+            f"num_k_heads {num_k_heads}, expected [slots, HV, V, K] and counts >= 1"
+        )
+        raise ValueError("gdn_verify refused:\n- " + "\n- ".join(reasons))
+    _, HV, V, K = ssm_states.shape
+    steps = intermediate_states.shape[1] if intermediate_states.ndim == 5 else 0
+    rows = intermediate_states.shape[0]
+    expected: list[tuple[str, object, object]] = [
+        (
+            "mixed_qkv shape",
+            tuple(mixed_qkv.shape),
+            (bs * T, 2 * num_k_heads * K + HV * V),
+        ),
+        ("a shape", tuple(a.shape), (bs * T, HV)),
+        ("b shape", tuple(b.shape), (bs * T, HV)),
+        ("A_log shape", tuple(A_log.shape), (HV,)),
+        ("dt_bias shape", tuple(dt_bias.shape), (HV,)),
+        ("A_log stride", A_log.stride(), (1,)),
+        ("dt_bias stride", dt_bias.stride(), (1,)),
+        ("cache_indices dims", cache_indices.ndim, 1),
+        ("intermediate_indices shape", tuple(intermediate_indices.shape), (bs,)),
+        ("intermediate_states dtype", intermediate_states.dtype, torch.float32),
+        (
+            "intermediate_states shape",
+            tuple(intermediate_states.shape),
+            (rows, steps, HV, V, K),
+        ),
+        ("ssm_states inner strides", ssm_states.stride()[1:], (V * K, K, 1)),
+        (
+            "intermediate_states inner strides",
+            intermediate_states.stride()[2:],
+            (V * K, K, 1),
+        ),
+        ("HV % num_k_heads", HV % num_k_heads, 0),
+    ]
+    if out is not None:
+        expected += [
+            ("out shape", tuple(out.shape), (1, bs * T, HV, V)),
+            ("out dtype", out.dtype, mixed_qkv.dtype),
+            ("out contiguous", out.is_contiguous(), True),
+        ]
+    reasons += [f"{n}: found {f}, expected {e}" for n, f, e in expected if f != e]
+    if K not in _HEAD_K_DIMS:
+        reasons.append(f"head_k_dim: found {K}, expected one of {_HEAD_K_DIMS}")
+    if steps < T:
+        reasons.append(
+            f"intermediate_states: found {steps} steps, expected at least {T}"
+        )
+    tensors = (a, b, A_log, dt_bias, ssm_states, cache_indices, intermediate_states)
+    devices = {str(t.device) for t in (mixed_qkv, *tensors, intermediate_indices)}
+    if len(devices) != 1:
+        reasons.append(f"found tensors on {sorted(devices)}, expected one device")
+    if reasons:
+        raise ValueError("gdn_verify refused:\n- " + "\n- ".join(reasons))
+
+
+def gdn_verify(
+    mixed_qkv: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    A_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    *,
+    ssm_states: torch.Tensor,
+    cache_indices: torch.Tensor,
+    intermediate_states: torch.Tensor,
+    intermediate_indices: torch.Tensor,
+    num_draft_tokens: int,
+    num_k_heads: int,
+    scale: float,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Gated delta rule of `num_draft_tokens` tokens per request, states kept per step.
+
+    mixed_qkv            [bs * T, 2 * num_k_heads * K + HV * V], q | k | v, rows 16-byte
+                         aligned, any row stride
+    a, b                 [bs * T, HV] gate and beta logits, unit last stride
+    A_log, dt_bias       [HV]
+    ssm_states           [slots, HV, V, K] fp32, read only
+    cache_indices        [bs] slot of each request; negative marks a padding row
+    intermediate_states  [rows, steps >= T, HV, V, K] fp32; row
+                         intermediate_indices[r], step t receives request r's state
+                         after draft token t
+    Returns [1, bs * T, HV, V] in mixed_qkv's dtype (`out` if given). Padding rows give
+    zeros and store nothing. Raises ValueError, before any launch, with every reason why
+    the call is refused. No host synchronisation; allocates nothing but the output.
+    """
+    _check(
+        mixed_qkv,
+        a,
+        b,
+        A_log,
+        dt_bias,
+        ssm_states,
+        cache_indices,
+        intermediate_states,
+        intermediate_indices,
+        num_draft_tokens,
+        num_k_heads,
+        out,
+    )
+    bs, T = cache_indices.numel(), num_draft_tokens
+    _, HV, V, K = ssm_states.shape
+    if out is None:
+        out = mixed_qkv.new_empty(1, bs * T, HV, V)
+    block_v = min(triton.next_power_of_2(V), arch.pick(_BLOCK_V, mixed_qkv.device))
+    _gdn_verify_kernel[(triton.cdiv(V, block_v), bs * HV)](
+        mixed_qkv,
+        a,
+        b,
+        A_log,
+        dt_bias,
+        out,
+        ssm_states,
+        intermediate_states,
+        cache_indices,
+        intermediate_indices,
+        scale,
+        T,
+        stride_qkv_tok=mixed_qkv.stride(0),
+        stride_a_tok=a.stride(0),
+        stride_b_tok=b.stride(0),
+        stride_state_slot=ssm_states.stride(0),
+        stride_inter_row=intermediate_states.stride(0),
+        stride_inter_step=intermediate_states.stride(1),
+        stride_cache_idx=cache_indices.stride(0),
+        stride_inter_idx=intermediate_indices.stride(0),
+        H=num_k_heads,
+        HV=HV,
+        K=K,
+        V=V,
+        BLOCK_V=block_v,
+        SOFTPLUS_THRESHOLD=_SOFTPLUS_THRESHOLD,
+        num_warps=_NUM_WARPS,
+        num_stages=_NUM_STAGES,
+    )
+    return out

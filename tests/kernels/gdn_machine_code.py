@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile gdn_verify and the host's decode kernel and compare what they store.
+
+Run as a script, in a process without TRITON_INTERPRET: prints one JSON object that
+test_gdn_verify_sass.py checks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from typing import Any
+
+import sass
+from sglang.kernels.ops.attention.fla import fused_recurrent
+
+from sglang_exact_kernels import gdn_verify
+
+H, HV, V = 16, 48, 128
+
+
+def decode(capability: int, block_v: int, K: int, dtype: str) -> str:
+    state, qkv = HV * V * K, 2 * H * K + HV * V
+    return sass.compile_sass(
+        fused_recurrent.fused_recurrent_gated_delta_rule_packed_decode_kernel,
+        {
+            **dict.fromkeys(("mixed_qkv", "a", "b", "o"), f"*{dtype}"),
+            **dict.fromkeys(("A_log", "dt_bias", "h0", "ht"), "*fp32"),
+            "ssm_state_indices": "*i32",
+            "scale": "fp32",
+        },
+        {
+            "stride_mixed_qkv_tok": qkv,
+            "stride_a_tok": HV,
+            "stride_b_tok": HV,
+            "stride_init_state_token": state,
+            "stride_final_state_token": state,
+            "stride_indices_seq": 1,
+            "H": H,
+            "HV": HV,
+            "K": K,
+            "V": V,
+            "BK": K,
+            "BV": block_v,
+            "SOFTPLUS_THRESHOLD": 20.0,
+            "USE_QK_L2NORM_IN_KERNEL": True,
+        },
+        capability,
+        num_warps=1,
+        num_stages=3,
+    )
+
+
+def verify(capability: int, block_v: int, K: int, dtype: str) -> str:
+    state, qkv = HV * V * K, 2 * H * K + HV * V
+    return sass.compile_sass(
+        gdn_verify._gdn_verify_kernel,
+        {
+            **dict.fromkeys(("mixed_qkv", "a", "b", "out"), f"*{dtype}"),
+            **dict.fromkeys(("A_log", "dt_bias", "states", "inter"), "*fp32"),
+            "cache_indices": "*i32",
+            "inter_indices": "*i32",
+            "scale": "fp32",
+            "T": "i32",
+        },
+        {
+            "stride_qkv_tok": qkv,
+            "stride_a_tok": HV,
+            "stride_b_tok": HV,
+            "stride_state_slot": state,
+            "stride_inter_row": 8 * state,
+            "stride_inter_step": state,
+            "stride_cache_idx": 1,
+            "stride_inter_idx": 1,
+            "H": H,
+            "HV": HV,
+            "K": K,
+            "V": V,
+            "BLOCK_V": block_v,
+            "SOFTPLUS_THRESHOLD": gdn_verify._SOFTPLUS_THRESHOLD,
+        },
+        capability,
+        num_warps=gdn_verify._NUM_WARPS,
+        num_stages=gdn_verify._NUM_STAGES,
+    )
+
+
+def fla_step(capability: int, block_v: int) -> str:
+    """The host's unpacked kernel (beta not rounded): close, but other operations."""
+    names = ("q", "k", "v", "beta", "o")
+    return sass.compile_sass(
+        fused_recurrent.fused_recurrent_gated_delta_rule_fwd_kernel,
+        {
+            **dict.fromkeys(names, "*bf16"),
+            **dict.fromkeys(("g", "h0", "ht"), "*fp32"),
+            "scale": "fp32",
+            "T": "i32",
+        },
+        {
+            "cu_seqlens": None,
+            "B": 1,
+            "H": H,
+            "HV": HV,
+            "K": 128,
+            "V": V,
+            "BK": 128,
+            "BV": block_v,
+            "USE_INITIAL_STATE": True,
+            "STORE_FINAL_STATE": True,
+            "IS_BETA_HEADWISE": False,
+            "USE_QK_L2NORM_IN_KERNEL": True,
+            "IS_VARLEN": False,
+            "IS_KDA": False,
+        },
+        capability,
+        num_warps=1,
+        num_stages=3,
+    )
+
+
+def state_expressions(code: str) -> set[Any]:
+    """Distinct stored state values of the first pass, with u = (v - h k) * beta cut.
+
+    Wide tiles pass u through shared memory, narrow ones keep it in registers.
+    """
+    stored = sass.stored_values(code)[0]
+    state = [x[4] for x in stored if x[1] == "STG" and x[2] == 4]
+    return {sass.rewritten(x, _cut_u) for x in state}
+
+
+def _cut_u(tree: Any) -> Any:
+    if tree[0] == "load" and tree[1] == "LDS":
+        return ("u",)
+    if tree[0] == "FMUL" and any(
+        "F2F.BF16.F32" in repr(sass.expand(x, 4)) for x in tree[1:]
+    ):
+        return ("u",)
+    return None
+
+
+def compare(capability: int) -> dict[str, Any]:
+    block_v = gdn_verify._BLOCK_V[capability]
+    found: dict[str, Any] = {"block_v": block_v, "cases": {}}
+    for K, dtype in ((128, "bf16"), (128, "fp32")):
+        theirs = decode(capability, block_v, K, dtype)
+        ours = verify(capability, block_v, K, dtype)
+        want = sass.stored_values(theirs)[0]
+        passes = sass.stored_values(ours)
+        found["cases"][f"K{K} {dtype}"] = {
+            "stored": sum(want.values()),
+            "passes": len(passes),
+            "equal": [p == want for p in passes],
+            "ops_equal": sass.float_ops(ours) == sass.float_ops(theirs),
+            "ops": sum(sass.float_ops(ours).values()),
+        }
+    code = verify(capability, block_v, 128, "bf16")
+    wide, narrow = (
+        state_expressions(decode(capability, 32, 128, "bf16")),
+        state_expressions(code),
+    )
+    found["row_expressions"] = [len(wide), len(narrow), wide == narrow]
+    other: Counter[Any] = Counter()
+    for stored in sass.stored_values(fla_step(capability, block_v)):
+        other |= stored
+    found["control_equal"] = sass.stored_values(code)[0] == other
+    return found
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps({c: compare(int(c)) for c in sys.argv[1:]}) + "\n")
