@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, NoReturn
 
-from sglang_exact.hooks.base import Hook, effect_reasons
+from sglang_exact.hooks.base import DIRECT, Hook, effect_reasons
 from sglang_exact.reasons import Reason, message
 
 logger = logging.getLogger(__name__)
@@ -60,12 +60,13 @@ class FailClosed:
 
 def foreign_reasons(hooks: Iterable[Hook], registry: Any) -> list[Reason]:
     """Reasons where another plugin hooks one of our targets or its class."""
-    ours = {hook.target: hook for hook in hooks}
+    hooks = list(hooks)
+    known = {id(hook.replacement) for hook in hooks}
+    targets = {hook.target for hook in hooks}
     reasons = []
     for target, entries in registry._hooks.items():
         normal = target.replace(":", ".")
-        touches = [t for t in ours if t == normal or t.rpartition(".")[0] == normal]
-        known = {id(hook.replacement) for hook in ours.values()}
+        touches = any(normal in (t, t.rpartition(".")[0]) for t in targets)
         if touches and any(id(entry[1]) not in known for entry in entries):
             reasons.append(
                 Reason(
@@ -82,7 +83,7 @@ def check_applied(hooks: Iterable[Hook], registry: Any) -> None:
     hooks = list(hooks)
     reasons = foreign_reasons(hooks, registry)
     for hook in hooks:
-        if hook.target not in registry._patched:
+        if hook.kind != DIRECT and hook.target not in registry._patched:
             reasons.append(
                 Reason(
                     f"hook {hook.name}: the host did not apply it to {hook.target}",

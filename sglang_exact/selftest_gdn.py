@@ -94,6 +94,7 @@ def _step_by_step(data: dict[str, Any], states: Any, bs: int, steps: int) -> Any
 def compare(shape: Shape, bs: int, steps: int, seed: int, device: str) -> list[str]:
     """Differences, as text, between gdn_verify and T decode steps; empty if equal."""
     import torch
+
     from sglang_exact_kernels.gdn_verify import gdn_verify
 
     h, hv, k, v = shape

@@ -46,6 +46,7 @@ class Rows(NamedTuple):
     indices: torch.Tensor
     logits: torch.Tensor
     lse: torch.Tensor
+    uneven: torch.Tensor
 
 
 def _allocate(backend: Any, rows: int, logits: Any, lse: Any) -> Rows:
@@ -62,9 +63,14 @@ def _allocate(backend: Any, rows: int, logits: Any, lse: Any) -> Rows:
     return Rows(
         empty(rows + 1, dtype=torch.int32),
         empty(rows, dtype=torch.int32),
-        empty(rows * backend.max_context_len, dtype=torch.int64),
+        # A block may reach past the context by its own length.
+        empty(
+            rows * (backend.max_context_len + backend.num_draft_tokens),
+            dtype=torch.int64,
+        ),
         logits,
         lse,
+        empty(1, dtype=torch.int32),
     )
 
 
@@ -109,7 +115,7 @@ def _fill_rows(hybrid: Any, forward_batch: Any) -> None:
     backend = hybrid.full_attn_backend
     if backend.is_draft_runner or not forward_batch.forward_mode.is_target_verify():
         return
-    from sglang_exact_kernels.verify_rows import build_verify_rows
+    from sglang_exact_kernels.verify_rows import fill_verify_rows
 
     metadata = backend.forward_metadata
     steps = metadata.max_extend_len
@@ -122,14 +128,15 @@ def _fill_rows(hybrid: Any, forward_batch: Any) -> None:
             "draft positions; expected one each (ragged verify is not supported)"
         )
     rows = _rows(backend, num_rows)
-    build_verify_rows(
+    fill_verify_rows(
         metadata.kv_indptr[: forward_batch.batch_size + 1],
         metadata.kv_indices,
         forward_batch.out_cache_loc[:num_rows],
-        num_draft_tokens=steps,
+        steps,
         split_tile_size=backend.split_tile_size,
-        row_indptr=rows.indptr[: num_rows + 1],
-        row_splits=rows.splits[:num_rows],
+        max_context_len=backend.max_context_len,
+        row_indptr=rows.indptr,
+        row_splits=rows.splits,
         row_indices=rows.indices,
     )
 
@@ -207,6 +214,7 @@ def verify_rows(
         use_pdl=self.use_pdl,
         page_size=self.page_size,
         enable_lean=False,
+        uneven_batch=rows.uneven,
     )
     return o
 
