@@ -55,13 +55,19 @@ def _apply(selected: list[Hook]) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from sglang_exact import gate
+    from sglang_exact.hooks.base import DIRECT, resolve
 
+    direct = [hook for hook in selected if hook.kind == DIRECT]
     for hook in selected:
-        HookRegistry.register(hook.target, hook.replacement, HookType[hook.kind])
+        if hook.kind != DIRECT:
+            HookRegistry.register(hook.target, hook.replacement, HookType[hook.kind])
     apply_hooks = HookRegistry.apply_hooks
 
     def apply_and_check() -> None:
         apply_hooks()
+        with gate.FailClosed("changing the host in place"):
+            for hook in direct:
+                hook.replacement(resolve(hook.target))
         gate.check_applied(selected, HookRegistry)
 
     HookRegistry.apply_hooks = staticmethod(apply_and_check)

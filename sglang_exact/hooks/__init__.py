@@ -3,7 +3,17 @@
 
 from __future__ import annotations
 
-from sglang_exact.hooks import attention_verify, gdn_verify, launch, rank
+from sglang_exact.hooks import (
+    attention_verify,
+    autotune,
+    gdn_verify,
+    launch,
+    live_changes,
+    prefill_grid,
+    rank,
+    reservation,
+    retraction,
+)
 from sglang_exact.hooks.base import MAIN, SCHEDULER, Hook
 from sglang_exact.reasons import Reason
 from sglang_exact.settings import Settings
@@ -23,6 +33,11 @@ ALL: tuple[Hook, ...] = (
     *rank.HOOKS,
     gdn_verify.HOOK,
     *attention_verify.HOOKS,
+    autotune.HOOK,
+    *prefill_grid.HOOKS,
+    *reservation.HOOKS,
+    *retraction.HOOKS,
+    *live_changes.HOOKS,
 )
 
 # Switching these off would switch off the refusal itself.

@@ -12,6 +12,9 @@ from sglang_exact.reasons import Reason
 # Processes in which a hook is registered.
 MAIN = "main"
 SCHEDULER = "scheduler"
+# A kind of our own: the object is changed in place, outside the host's registry,
+# which would turn a Triton kernel into a plain function.
+DIRECT = "DIRECT"
 
 
 class UnknownArgument(TypeError):
@@ -22,7 +25,9 @@ class Hook(NamedTuple):
     """One replacement in the host.
 
     `target` is a dotted path; `kind` is REPLACE, AROUND, BEFORE or AFTER as the
-    host's registry defines them. `relies_on` names more host code whose source is
+    host's registry defines them, or DIRECT: `replacement` is called once with the
+    target and changes it in place, and `in_force` tells from the target whether the
+    change is there. `relies_on` names more host code whose source is
     pinned because the hook's bits depend on it. `speculative` hooks matter only
     when a draft is verified; `test` hooks exist for tests alone.
     """
@@ -35,6 +40,7 @@ class Hook(NamedTuple):
     relies_on: tuple[str, ...] = ()
     speculative: bool = False
     test: bool = False
+    in_force: Callable[[Any], bool] | None = None
 
 
 def refuse_unknown(where: str, unknown: dict[str, object]) -> None:
@@ -79,6 +85,16 @@ def effect_reasons(hook: Hook) -> list[Reason]:
                 f"hook {hook.name}: {hook.target} cannot be resolved ({error})",
                 "the target of the pinned host",
                 "install the pinned release (see `sglang-exact doctor`)",
+            )
+        ]
+    if hook.kind == DIRECT:
+        if hook.in_force is not None and hook.in_force(live):
+            return []
+        return [
+            Reason(
+                f"hook {hook.name} did not change {hook.target}",
+                "the change in the live object",
+                "remove other plugins that touch the same target, or reinstall",
             )
         ]
     for wrapper in _wrappers(live):

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing that decides bits changes under a request that is being served.
+
+Why: a paused engine takes new weights while its requests keep the cache of the old
+    ones (sglang/srt/managers/tokenizer_manager.py:2303), and set_internal_state can
+    relax the acceptance rule of speculation
+    (sglang/srt/managers/scheduler_components/internal_state.py:146).
+What: weight updates are refused, through the host's own answer, while any request is
+    live; acceptance thresholds cannot be changed.
+Scope: the control endpoints of a running server.
+Retire when: never; this is the overlay's own contract.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from sglang_exact.hooks.base import Hook
+from sglang_exact.reasons import Reason, message
+
+logger = logging.getLogger(__name__)
+_UPDATER = (
+    "sglang.srt.managers.scheduler_components.weight_updater."
+    "SchedulerWeightUpdaterManager"
+)
+_ACCEPTANCE = (
+    "speculative_accept_threshold_single",
+    "speculative_accept_threshold_acc",
+)
+LIVE = Reason(
+    "a weight update while requests are live",
+    "an idle server (an answer from two sets of weights is neither's)",
+    'let the requests end or pause with {"mode": "abort"}, then update',
+)
+
+
+def _is_live(updater: Any) -> bool:
+    # Requests that wait have no state yet, and finished ones need none any more.
+    scheduler = updater.scheduler
+    running = scheduler.collect_inflight_reqs()
+    return scheduler.chunked_req is not None or any(not r.finished() for r in running)
+
+
+def update_weights_from_disk(
+    original_fn: Callable[..., Any], self: Any, recv_req: Any
+) -> Any:
+    """Around the update from disk: refused while a request is live."""
+    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqOutput
+
+    if _is_live(self):
+        return UpdateWeightFromDiskReqOutput(
+            success=False, message=message([LIVE]), num_paused_requests=0
+        )
+    return original_fn(self, recv_req)
+
+
+def update_weights_from_ipc(
+    original_fn: Callable[..., Any], self: Any, recv_req: Any
+) -> Any:
+    """Around the update over IPC: refused while a request is live."""
+    from sglang.srt.managers.io_struct import UpdateWeightsFromIPCReqOutput
+
+    if _is_live(self):
+        return UpdateWeightsFromIPCReqOutput(success=False, message=message([LIVE]))
+    return original_fn(self, recv_req)
+
+
+def begin_weight_update(
+    original_fn: Callable[..., Any], self: Any, recv_req: Any
+) -> Any:
+    """Around the start of an update session: refused while a request is live.
+
+    Updates from tensors and from a process group run only inside a session.
+    """
+    from sglang.srt.managers.io_struct import BeginWeightUpdateReqOutput
+
+    if _is_live(self):
+        return BeginWeightUpdateReqOutput(success=False, message=message([LIVE]))
+    return original_fn(self, recv_req)
+
+
+def set_internal_state(
+    original_fn: Callable[..., Any], self: Any, recv_req: Any
+) -> Any:
+    """Around set_internal_state: the acceptance rule stays exact."""
+    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+
+    asked = [
+        f"{name}={recv_req.server_args[name]}"
+        for name in _ACCEPTANCE
+        if recv_req.server_args.get(name, 1.0) != 1.0
+    ]
+    if asked:
+        reason = Reason(", ".join(asked), "1.0 (only equal tokens)", "leave it alone")
+        logger.warning("%s", message([reason]))
+        return SetInternalStateReqOutput(updated=False)
+    return original_fn(self, recv_req)
+
+
+HOOKS = (
+    Hook(
+        name="live_changes",
+        target=f"{_UPDATER}.update_weights_from_disk",
+        kind="AROUND",
+        replacement=update_weights_from_disk,
+    ),
+    Hook(
+        name="live_changes_ipc",
+        target=f"{_UPDATER}.update_weights_from_ipc",
+        kind="AROUND",
+        replacement=update_weights_from_ipc,
+    ),
+    Hook(
+        name="live_changes_session",
+        target=f"{_UPDATER}.begin_weight_update",
+        kind="AROUND",
+        replacement=begin_weight_update,
+        relies_on=(
+            "sglang.srt.managers.scheduler.Scheduler.collect_inflight_reqs",
+            f"{_UPDATER}.update_weights_from_tensor",
+            f"{_UPDATER}.update_weights_from_distributed",
+        ),
+    ),
+    Hook(
+        name="live_changes_state",
+        target=(
+            "sglang.srt.managers.scheduler_components.internal_state."
+            "SchedulerInternalStateController.set_internal_state"
+        ),
+        kind="AROUND",
+        replacement=set_internal_state,
+    ),
+)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request starts only when all it may ever need fits beside the others.
+
+Why: the host admits requests on a guess of how long their answers get
+    (sglang/srt/managers/schedule_policy.py:746, at most 4096 tokens each), and when
+    the guess fails it takes a request back and prefills its answer anew. Prefill and
+    decode differ in bits, so an answer would depend on memory pressure.
+What: the sum over all live requests of prompt + max_new_tokens + what a verify step
+    holds in reserve stays within the KV pool. A request that does not fit waits. At
+    start-up the pool must hold one request of the full context, so that none waits
+    for ever and none is cut short by the pool (sglang/srt/managers/scheduler.py:2723).
+Scope: KV pools of one size (no sliding-window or shared pools), radix cache off.
+Retire when: the host can be told to never retract.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from sglang_exact.hooks.base import Hook
+from sglang_exact.reasons import Reason, Refused
+
+logger = logging.getLogger(__name__)
+_ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
+
+
+def slack() -> int:
+    """KV slots that one request may hold beyond prompt and answer.
+
+    The host reserves two blocks per step (allocation_sizing.py:64); one more covers
+    the block that ends the request, and one the step that overlap scheduling starts
+    before it knows the end.
+    """
+    from sglang.srt.mem_cache.allocation_sizing import get_alloc_len_per_decode
+
+    return 4 * int(get_alloc_len_per_decode())
+
+
+def need(req: Any) -> int:
+    """KV slots that a request of the host holds at most, from start to end."""
+    return len(req.origin_input_ids) + int(req.sampling_params.max_new_tokens) + slack()
+
+
+def fits(req: Any, live: Iterable[Any], capacity: int) -> bool:
+    """Whether `req` can run to its end beside `live` in a pool of `capacity` slots."""
+    others = {id(other): other for other in live if other is not req}
+    return need(req) + sum(need(other) for other in others.values()) <= capacity
+
+
+def add_one_req(
+    original_fn: Callable[..., Any],
+    self: Any,
+    req: Any,
+    has_chunked_req: bool,
+    truncation_align_size: int | None,
+) -> Any:
+    """Around each admission: NO_TOKEN unless the whole request fits."""
+    from sglang.srt.managers.schedule_policy import AddReqResult
+
+    running = self.running_batch.reqs if self.running_batch is not None else []
+    capacity = int(self.token_to_kv_pool_allocator.size)
+    if not fits(req, [*running, *self.can_run_list], capacity):
+        return AddReqResult.NO_TOKEN
+    return original_fn(
+        self,
+        req,
+        has_chunked_req=has_chunked_req,
+        truncation_align_size=truncation_align_size,
+    )
+
+
+def pool_reasons(capacity: int, context_length: int, reserve: int) -> list[Reason]:
+    """Reasons why a KV pool of `capacity` slots cannot keep the promise."""
+    if capacity >= context_length + reserve:
+        return []
+    return [
+        Reason(
+            f"a KV pool of {capacity} tokens for a context of {context_length}",
+            f"at least {context_length + reserve} tokens, so that memory never ends "
+            "or cuts a request",
+            f"pass --context-length {max(capacity - reserve, 0)} or less, or raise "
+            "--mem-fraction-static",
+        )
+    ]
+
+
+def check_pool(result: None, self: Any) -> None:
+    """After Scheduler.init_model_worker: the pool holds one request of any length."""
+    capacity = int(self.max_total_num_tokens)
+    context = int(self.model_config.context_len)
+    reasons = pool_reasons(capacity, context, slack())
+    if reasons:
+        raise Refused(reasons)
+    full = capacity // (context + slack())
+    if full < self.max_running_requests:
+        logger.info(
+            "KV pool of %d tokens: %d of %d concurrent requests if all ask for the "
+            "full context of %d; a request whose prompt + max_new_tokens does not fit "
+            "waits for others to end",
+            capacity,
+            full,
+            self.max_running_requests,
+            context,
+        )
+
+
+HOOKS = (
+    Hook(
+        name="reservation",
+        target=f"{_ADDER}.add_one_req",
+        kind="AROUND",
+        replacement=add_one_req,
+        relies_on=(
+            "sglang.srt.mem_cache.allocation_sizing.get_alloc_len_per_decode",
+            "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode",
+            "sglang.srt.managers.scheduler.Scheduler.init_req_max_new_tokens",
+            "sglang.srt.managers.scheduler.Scheduler._get_new_batch_prefill_raw",
+        ),
+    ),
+    Hook(
+        name="reservation_pool",
+        target="sglang.srt.managers.scheduler.Scheduler.init_model_worker",
+        kind="AFTER",
+        replacement=check_pool,
+    ),
+)
