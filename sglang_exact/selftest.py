@@ -24,13 +24,38 @@ def run(model_runner: Any) -> list[Reason]:
     """Compare kernels bit for bit on this device; returns reasons on a mismatch."""
     if not str(model_runner.device).startswith("cuda"):
         return []
-    from sglang_exact import selftest_gdn
+    import os
 
+    from sglang_exact import hooks, selftest_gdn, settings
+
+    config, _ = settings.read(os.environ)
+    names = {hook.name for hook in hooks.select(config, hooks.SCHEDULER)}
     started = time.monotonic()
-    reasons: list[Reason] = selftest_gdn.run(model_runner)
+    reasons: list[Reason] = []
+    if "gdn_verify" in names:
+        reasons += selftest_gdn.run(model_runner)
+    if "small_m_gemm" in names:
+        reasons += _small_m(model_runner, config.small_m)
     _report.update(
         ran=True,
         seconds=round(time.monotonic() - started, 2),
         mismatches=len(reasons),
     )
+    return reasons
+
+
+def _small_m(model_runner: Any, limit: int) -> list[Reason]:
+    """Turn the small-M tiles on for the shapes of this model that pass their test."""
+    import torch
+
+    from sglang_exact.hooks import small_m_gemm
+
+    if not limit:
+        return []
+    weights = small_m_gemm.linear_weights(model_runner.model)
+    device = torch.device(model_runner.device, torch.cuda.current_device())
+    reasons = small_m_gemm.self_test(weights, device, limit=limit, weights=weights)
+    if not reasons:
+        small_m_gemm.enable(weights, limit)
+        _report["small_m_shapes"] = sorted(weights)
     return reasons

@@ -13,6 +13,7 @@ from sglang_exact.hooks import (
     rank,
     reservation,
     retraction,
+    small_m_gemm,
 )
 from sglang_exact.hooks.base import MAIN, SCHEDULER, Hook
 from sglang_exact.reasons import Reason
@@ -33,6 +34,7 @@ ALL: tuple[Hook, ...] = (
     *rank.HOOKS,
     gdn_verify.HOOK,
     *attention_verify.HOOKS,
+    small_m_gemm.HOOK,
     autotune.HOOK,
     *prefill_grid.HOOKS,
     *reservation.HOOKS,
