@@ -17,7 +17,13 @@ from typing import Any
 import numpy as np
 
 _NAN_BF16 = 0x7FC0
-"""What torch rounds every float32 NaN to."""
+"""What a NaN becomes; torch itself gives several patterns, by code path."""
+
+
+_MENDED_OPERATIONS = (
+    "cast_impl", "create_fp_to_fp", "binary_op", "unary_op", "ternary_op",
+    "create_fma", "create_dot",
+)  # fmt: skip
 
 
 def bf16_to_f32(bits: Any) -> Any:
@@ -200,7 +206,7 @@ def _patch_language_for_good(interp: ModuleType, tl: ModuleType) -> None:
 
 
 def mend(triton: ModuleType) -> None:
-    """Mend the interpreter of an imported `triton`; call once.
+    """Mend the interpreter of an imported `triton`. Idempotent.
 
     Raises:
         RuntimeError: Triton was imported to compile, or its interpreter lacks a
@@ -211,17 +217,19 @@ def mend(triton: ModuleType) -> None:
 
     from sglang_exact.rehearsal import executor
 
+    if isinstance(driver._active, NoDriver):
+        return
     if not triton.knobs.runtime.interpret:
         raise RuntimeError(
             "found TRITON_INTERPRET unset, expected 1. Fix: start the process with "
             "sglang_exact.rehearsal.environment.environment()."
         )
-    builder = ("cast_impl", "create_fp_to_fp", "binary_op", "unary_op", "ternary_op")
-    builder += ("create_fma", "create_dot")
-    wanted = [(interpreter.InterpreterBuilder, name) for name in builder]
-    wanted += [(interpreter.ReduceOps, "sum"), (interpreter.ReduceOps, "min_max")]
-    wanted += [(interpreter.ScanOps, "cumsum"), (interpreter.ScanOps, "cumprod")]
-    wanted += [(interpreter, "_patch_lang"), (interpreter, "_implicit_cvt")]
+    wanted = [
+        *((interpreter.InterpreterBuilder, name) for name in _MENDED_OPERATIONS),
+        *((interpreter.ReduceOps, name) for name in ("sum", "min_max")),
+        *((interpreter.ScanOps, name) for name in ("cumsum", "cumprod")),
+        *((interpreter, name) for name in ("_patch_lang", "_implicit_cvt")),
+    ]
     missing = [f"{o.__name__}.{name}" for o, name in wanted if not hasattr(o, name)]
     if missing:
         raise RuntimeError(

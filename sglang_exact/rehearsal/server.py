@@ -242,14 +242,14 @@ class Server:
         if process is None:
             raise RuntimeError("found no process, expected a started one")
         while not client.is_ready():
+            found = ""
             if process.poll() is not None:
+                found = f"ended with status {process.returncode}"
+            elif time.monotonic() > deadline:
+                found = f"not ready after {self.start_timeout_s:.0f} s"
+            if found:
                 raise RuntimeError(
-                    f"found the server ended with status {process.returncode}, expected "
-                    f"it to become ready: {' '.join(self.command())}\n{self.log_tail()}"
-                )
-            if time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"found the server not ready after {self.start_timeout_s:.0f} s: "
+                    f"found the server {found}, expected it to become ready: "
                     f"{' '.join(self.command())}\n{self.log_tail()}"
                 )
             time.sleep(_POLL_S)

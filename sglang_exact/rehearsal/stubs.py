@@ -13,7 +13,7 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 STOOD_IN_FOR = ("torchvision", "vllm")
@@ -88,12 +88,14 @@ class StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def _asked_not_imported() -> bool:
     """Whether the search was started by `importlib.util.find_spec`."""
-    frame = sys._getframe(2)
-    while frame.f_code.co_filename.startswith("<frozen importlib."):
-        if frame.f_back is None:
-            return False
+    frame: FrameType | None = sys._getframe(2)
+    # Python's own import machinery is frozen; the first frame that is not belongs to
+    # the module that imports.
+    while frame is not None and frame.f_code.co_filename.startswith("<frozen "):
+        if frame.f_code is importlib.util.find_spec.__code__:
+            return True
         frame = frame.f_back
-    return frame.f_code is importlib.util.find_spec.__code__
+    return frame is not None and frame.f_code is importlib.util.find_spec.__code__
 
 
 def hide_from_transformers(module: ModuleType) -> None:

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model folders: the same bytes twice, other bytes for another seed, full widths."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sglang_exact.rehearsal import dummy_weights, models
+
+torch = pytest.importorskip("torch")
+
+
+def _weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def _config(folder: Path) -> dict[str, object]:
+    config: dict[str, object] = json.loads((folder / "config.json").read_text())
+    return config
+
+
+def test_same_arguments_same_bytes(tmp_path: Path) -> None:
+    first = models.make_target(tmp_path / "a")
+    again = models.make_target(tmp_path / "b")
+    other = models.make_target(tmp_path / "c", seed=1)
+    assert _weights(first) == _weights(again)
+    assert (first / "config.json").read_bytes() == (again / "config.json").read_bytes()
+    assert _weights(first) != _weights(other)
+
+
+def test_target_is_hybrid_bfloat16_and_finite(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    folder = models.make_target(tmp_path / "a")
+    kinds = _config(folder)["layer_types"]
+    assert kinds == ["linear_attention"] * 3 + ["full_attention"]
+    tensors = load_file(folder / "model.safetensors")
+    assert {t.dtype for t in tensors.values()} == {torch.bfloat16}
+    assert all(bool(torch.isfinite(t).all()) for t in tensors.values())
+    assert tensors["lm_head.weight"].shape == (512, 64)
+
+
+@pytest.mark.parametrize("kind", models.DRAFT_KINDS)
+def test_drafts_fit_the_target(tmp_path: Path, kind: str) -> None:
+    config = _config(models.make_draft(tmp_path / kind, kind))
+    assert config["hidden_size"] == 64
+    assert config["vocab_size"] == 512
+
+
+def test_unknown_draft_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="found draft kind 'medusa'"):
+        models.make_draft(tmp_path / "x", "medusa")
+
+
+@pytest.mark.parametrize("layers", [4, 64])
+def test_full_width(tmp_path: Path, layers: int) -> None:
+    target = _config(models.make_27b_target(tmp_path / "t", layers))
+    assert target["hidden_size"] == 5120
+    assert target["num_hidden_layers"] == layers
+    for kind in ("dflash", "dflash2"):
+        draft = _config(models.make_27b_draft(tmp_path / kind, kind, layers))
+        assert draft["num_target_layers"] == layers
+        dflash = draft["dflash_config"]
+        assert isinstance(dflash, dict)
+        ids = dflash["target_layer_ids"]
+        assert ids == sorted(set(ids))
+        assert 0 <= ids[0] <= ids[-1] < layers
+
+
+class Tiny(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.A_log = torch.nn.Parameter(torch.zeros(8))
+        self.lm_head = torch.nn.Linear(64, 32, bias=True)
+        self.norm = torch.nn.LayerNorm(16)
+
+
+def _filled(seed: int = 1234) -> dict[str, np.ndarray]:
+    model = Tiny().bfloat16()
+    dummy_weights.replacement(model, seed=seed)
+    return {
+        k: v.view(torch.int16).numpy().copy() for k, v in model.state_dict().items()
+    }
+
+
+def test_dummy_weights_repeat_by_name_and_seed() -> None:
+    first, again, other = _filled(), _filled(), _filled(seed=1)
+    assert all(np.array_equal(first[k], again[k]) for k in first)
+    assert all(not np.array_equal(first[k], other[k]) for k in first)
+
+
+def test_dummy_weights_have_a_models_spread() -> None:
+    model = Tiny()
+    dummy_weights.replacement(model)
+    assert 0.0 <= model.A_log.min() <= model.A_log.max() <= np.log(16.0)
+    assert 0.15 < model.lm_head.weight.std() < 0.35
+    assert model.norm.weight.abs().max() <= 0.2
+
+
+def test_dummy_weights_refuse_quantized_models() -> None:
+    class Quantized:
+        def state_dict(self) -> dict[str, object]:
+            return {"weight": torch.zeros(4, 4).to(torch.float8_e4m3fn)}
+
+    with pytest.raises(ValueError, match="found torch.float8_e4m3fn"):
+        dummy_weights.replacement(Quantized())

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The oracle's rule: rates, determinism, and never the right token by accident."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sglang_exact.rehearsal import oracle as subject
+
+VOCAB = 512
+PROMPT = tuple(range(5, 25))
+OUTPUT = tuple(int(x) for x in np.random.RandomState(3).randint(0, VOCAB, 4000))
+KNOWN = np.array(PROMPT + OUTPUT)
+
+
+def _row(rate: float, *, seed: int = 1, prompt: tuple[int, ...] = PROMPT) -> np.ndarray:
+    plan = subject.Plan(rate, seed, ())
+    return subject.draft_row(prompt, OUTPUT, plan, VOCAB, len(KNOWN))
+
+
+def test_rate_one_keeps_all_and_rate_zero_none() -> None:
+    assert np.array_equal(_row(1.0), KNOWN)
+    assert not np.any(_row(0.0) == KNOWN)
+
+
+def test_rate_is_the_kept_part() -> None:
+    kept = _row(0.5) == KNOWN
+    # Binomial: 4020 trials, six standard deviations.
+    assert abs(kept.mean() - 0.5) < 6 * 0.5 / np.sqrt(len(KNOWN))
+    # Kept at a low rate means kept at every higher one.
+    assert np.all((_row(0.8) == KNOWN)[kept])
+
+
+def test_rule_is_repeatable_and_depends_on_seed_and_prompt() -> None:
+    assert np.array_equal(_row(0.5), _row(0.5))
+    assert not np.array_equal(_row(0.5), _row(0.5, seed=2))
+    other = _row(0.5, prompt=PROMPT[::-1])
+    assert not np.array_equal(
+        other[len(PROMPT) :] == KNOWN[len(PROMPT) :],
+        (_row(0.5) == KNOWN)[len(PROMPT) :],
+    )
+
+
+def test_drafts_are_valid_tokens() -> None:
+    row = _row(0.0)
+    assert row.min() >= 0
+    assert row.max() < VOCAB
+
+
+def test_a_longer_continuation_does_not_change_earlier_drafts() -> None:
+    plan = subject.Plan(0.5, 1, ())
+    short = subject.draft_row(PROMPT, OUTPUT[:50], plan, VOCAB, len(PROMPT) + 50)
+    assert np.array_equal(short, _row(0.5)[: len(short)])
+
+
+@dataclass
+class _Request:
+    origin_input_ids: list[int]
+
+
+def _write(path: Path, rate: float) -> None:
+    subject.write_plan(path, rate, [(PROMPT, OUTPUT), (PROMPT[:5], OUTPUT[:9])])
+
+
+def test_tables_follow_the_file_and_the_positions(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    file = tmp_path / "oracle.json"
+    _write(file, 1.0)
+    oracle = subject.Oracle(file, VOCAB)
+    requests = [_Request(list(PROMPT[:5])), _Request(list(PROMPT)), _Request([1])]
+    rows = oracle.rows_of(requests)
+    assert rows == (1, 0, 2)
+    positions = torch.tensor([[5, 6, 7], [20, 21, 22], [1, 2, 3]])
+    drafts = oracle.drafts(rows, positions)
+    assert drafts[0].tolist() == list(OUTPUT[0:3])
+    assert drafts[1].tolist() == list(OUTPUT[0:3])
+    assert drafts[2].min() >= 0
+    assert drafts[2].max() < VOCAB
+    assert oracle.drafts_on_host(0, 20, 3).tolist() == list(OUTPUT[0:3])
+
+    _write(file, 0.0)
+    assert oracle.rows_of(requests) == (1, 0, 2)
+    wrong = oracle.drafts(rows, positions)
+    assert not torch.any(wrong[:2] == drafts[:2])
+
+
+def test_positions_past_the_end_are_answered(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    file = tmp_path / "oracle.json"
+    _write(file, 1.0)
+    oracle = subject.Oracle(file, VOCAB)
+    rows = oracle.rows_of([_Request(list(PROMPT))])
+    drafts = oracle.drafts(rows, torch.tensor([[10_000, 20_000]]))
+    assert 0 <= int(drafts.min()) <= int(drafts.max()) < VOCAB
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"rate": 0.5, "continuations": []}, "missing .'seed'."),
+        ({"rate": 1.5, "seed": 1, "continuations": []}, "expected 0.0 to 1.0"),
+        ({"rate": 1, "seed": 1, "continuations": [], "x": 1}, "unknown .'x'."),
+    ],
+)
+def test_bad_files_are_refused(
+    tmp_path: Path, raw: dict[str, object], message: str
+) -> None:
+    file = tmp_path / "oracle.json"
+    file.write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match=message):
+        subject.read_plan(file)
+
+
+def test_unconfigured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(subject.VARIABLE, raising=False)
+    assert not subject.enabled()
+    with pytest.raises(RuntimeError, match="unset"):
+        subject.oracle(VOCAB)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server harness without a server: command lines, answers, failures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sglang_exact.rehearsal import client, launch_server, server
+
+
+def test_float32_bits_keep_every_bit() -> None:
+    values = np.random.RandomState(0).standard_normal(1000).astype(np.float32)
+    bits = [client.float32_bits(float(v)) for v in values]
+    assert bits == values.view(np.int32).tolist()
+    assert client.float32_bits(0.0) != client.float32_bits(-0.0)
+
+
+def _answer(**meta: object) -> dict[str, object]:
+    base = {"completion_tokens": 6, "finish_reason": {"type": "length"}}
+    return {"output_ids": [1, 2], "meta_info": {**base, **meta}}
+
+
+def test_completion_of_a_speculative_answer() -> None:
+    logprobs = [[-0.5, 1, None], [-1.0, 2, None]]
+    completion = client.completion_of(
+        _answer(spec_verify_ct=2, output_token_logprobs=logprobs)
+    )
+    assert completion.ids == (1, 2)
+    assert completion.logprobs == (client.float32_bits(-0.5), client.float32_bits(-1.0))
+    assert completion.accept_length == 3.0
+
+
+def test_completion_of_a_plain_answer() -> None:
+    completion = client.completion_of(_answer())
+    assert completion.logprobs == ()
+    assert completion.spec_verify_ct == 0
+    assert completion.accept_length is None
+
+
+def test_modes_and_flags() -> None:
+    exact = server.Server("m", mode="exact", flags=["--tp-size", "1"]).command()
+    assert "sglang_exact.launch_server" in exact
+    assert exact[-2:] == ["--tp-size", "1"]
+    stock = server.Server("m", mode="stock").command()
+    assert "sglang.launch_server" in stock
+    assert "--enable-deterministic-inference" in stock
+    plugin = server.Server("m", mode="plugin", env={"HF_HUB_OFFLINE": None})
+    assert "--enable-deterministic-inference" not in plugin.command()
+    assert plugin.environment()["SGLANG_EXACT_ENABLE"] == "1"
+    assert "HF_HUB_OFFLINE" not in plugin.environment()
+    cuda = server.Server("m", mode="stock", device="cuda")
+    assert "--device" not in cuda.command()
+
+
+@pytest.mark.parametrize("bad", [{"mode": "fast"}, {"device": "tpu"}])
+def test_unknown_choices_are_refused(bad: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        server.Server("m", **bad)
+
+
+def test_unknown_draft_is_refused() -> None:
+    with pytest.raises(ValueError, match="found draft kind 'medusa'"):
+        server.draft_flags("medusa", None)
+
+
+def test_a_server_that_ends_shows_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = server.Server(tmp_path, mode="stock", log=tmp_path / "log")
+    ends = [sys.executable, "-c", "print('the reason'); raise SystemExit(3)"]
+    monkeypatch.setattr(subject, "command", lambda: ends)
+    with pytest.raises(RuntimeError, match=r"status 3(.|\n)*the reason"):
+        subject.start()
+    with pytest.raises(RuntimeError, match="found no running server"):
+        _ = subject.client
+
+
+def test_a_server_that_never_gets_ready_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = server.Server(tmp_path, mode="stock", start_timeout_s=1.0)
+    monkeypatch.setattr(
+        subject,
+        "command",
+        lambda: [sys.executable, "-c", "import time; time.sleep(60)"],
+    )
+    with pytest.raises(RuntimeError, match="not ready after 1 s"):
+        subject.start()
+    subject.stop()
+
+
+def test_launcher_fills_in_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(launch_server, "default_folder", lambda: tmp_path)
+    line = launch_server.command(["--stock", "--draft", "dflash", "--port", "1234"])
+    assert "sglang.launch_server" in line
+    assert line[-2:] == ["--port", "1234"]
+    assert (tmp_path / "target" / "model.safetensors").exists()
+    assert str(tmp_path / "dflash") in line
+    given = launch_server.command(["--model-path", "mine"])
+    assert given[given.index("--model-path") + 1] == "mine"
