@@ -139,8 +139,8 @@ def _numbers(
         )
     elif found.max_abs >= CORRUPTION:
         weigh.add(
-            f"logprobs differ by up to {found.max_abs:.3g} nats while the tokens agree: "
-            "more than rounding",
+            f"logprobs differ by up to {found.max_abs:.3g} nats while the tokens "
+            "agree: more than rounding",
             STATE,
             2,
         )

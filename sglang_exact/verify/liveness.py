@@ -102,14 +102,12 @@ def _speculates(_: Evidence, answered: list[Outcome]) -> list[str]:
 
 
 def _rejects(_: Evidence, answered: list[Outcome]) -> list[str]:
-    known = [
-        o.counters
-        for o in counters_of(answered)
-        if o.counters.proposed is not None and o.counters.correct is not None
-    ]
+    known = [(o, w) for o in counters_of(answered) if (w := o.counters.width())]
     if not known:
         return ["no spec_num_proposed_drafts: nothing shows that a draft was rejected"]
-    if sum((c.proposed or 0) - (c.correct or 0) for c in known) <= 0:
+    # Accepted drafts fall short of proposed ones also where max_new_tokens cuts the
+    # last block; more steps than full blocks need is a rejection for certain.
+    if not any((o.counters.verify or 0) > -(-(o.tokens - 1) // w) for o, w in known):
         return ["every draft was accepted: no rejection was exercised"]
     return []
 
@@ -159,8 +157,8 @@ def _in_flight(evidence: Evidence, answered: list[Outcome]) -> list[str]:
     reached = max(o.in_flight for o in answered)
     if reached < wanted:
         return [
-            f"at most {reached} requests overlapped, {wanted} were claimed: the answers "
-            "are too short for this arm"
+            f"at most {reached} requests overlapped, {wanted} were claimed: the "
+            "answers are too short for this arm"
         ]
     for server in evidence.servers:
         limit = server.fields.get("max_running_requests")

@@ -221,9 +221,8 @@ class StreamReader:
         if not line or line.startswith(b":"):
             return
         if not line.startswith(b"data:"):
-            raise BadAnswer(
-                f"not an event-stream line: {clean(line[:60].decode('utf-8', 'replace'))!r}"
-            )
+            shown = clean(line[:60].decode("utf-8", "replace"))
+            raise BadAnswer(f"not an event-stream line: {shown!r}")
         payload = line[5:].strip()
         if payload == b"[DONE]":
             self.done = True

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run from end to end: connect, plan, reference, arms, record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sglang_exact import __version__
+from sglang_exact.verify import plan as planning
+from sglang_exact.verify import record
+from sglang_exact.verify import server as server_facts
+from sglang_exact.verify.arms import REFERENCE
+from sglang_exact.verify.client import Failed
+from sglang_exact.verify.fleet import Address, Fleet, connect
+from sglang_exact.verify.model import ArmResult, Case
+from sglang_exact.verify.plan import Plan, Settings
+from sglang_exact.verify.runner import Display, Options, Runner
+from sglang_exact.verify.summary import Run
+
+DisplayFactory = Callable[[int], AbstractContextManager[Display]]
+
+
+class Inputs(NamedTuple):
+    """What a run is made from. `command` must hold no secret; times in seconds."""
+
+    addresses: list[Address]
+    settings: Settings
+    options: Options
+    output: Path
+    command: str
+    reference_file: Path | None = None
+    resume: bool = False
+    vocab_size: int | None = None
+    by_ids: bool = False
+    timeout: float = 1800.0
+
+
+def now() -> str:
+    """UTC time in ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+async def verify(inputs: Inputs, display: DisplayFactory) -> Run:
+    """Run every arm and return what a report is made from.
+
+    Raises Failed if a server cannot be reached or is not what its role says, ValueError
+    (also PromptError, RecordError) if the inputs do not fit together.
+    """
+    async with AsyncExitStack() as stack:
+        fleet = await connect(
+            stack,
+            inputs.addresses,
+            timeout=inputs.timeout,
+            vocab_size=inputs.vocab_size,
+        )
+        _check_reference(fleet)
+        given = _given_reference(inputs)
+        plan = _plan(inputs, fleet, given)
+        header = _header(inputs, plan, fleet)
+        earlier = _resume(inputs, header)
+        references = dict(given.references) if given else {}
+        references |= earlier.references if earlier else {}
+        done = {r.name: r for r in earlier.results} if earlier else {}
+        options = inputs.options._replace(
+            self_reference=given is None and fleet.reference is None,
+            frozen_reference=given is not None,
+        )
+        writer = stack.enter_context(
+            record.Writer(inputs.output, append=earlier is not None)
+        )
+        writer.header(header)
+        servers = [server.info for server in fleet.servers]
+        if given is not None:
+            servers += [s._replace(label=REFERENCE) for s in given.servers[:1]]
+        for info in servers:
+            writer.server(info)
+        shown = stack.enter_context(display(_tokens(plan, references, done, given)))
+        runner = Runner(plan, fleet, writer, shown, options, references, done)
+        await runner.run()
+        finished = now()
+        writer.end({"finished": finished, "interrupted": runner.interrupted})
+        probes = (earlier.probes if earlier else []) + runner.probes
+        return Run(
+            earlier.header if earlier else header,
+            servers,
+            runner.references,
+            runner.results,
+            probes,
+            runner.interrupted,
+            finished,
+        )
+
+
+async def record_reference(inputs: Inputs, display: DisplayFactory) -> list[str]:
+    """Record a plain server's answers for later; returns what could not be recorded."""
+    async with AsyncExitStack() as stack:
+        fleet = await connect(
+            stack,
+            inputs.addresses,
+            timeout=inputs.timeout,
+            vocab_size=inputs.vocab_size,
+        )
+        _check_reference(fleet)
+        plan = _plan(inputs, fleet, None)
+        header = _header(inputs, plan, fleet)
+        earlier = _resume(inputs, header)
+        references = dict(earlier.references) if earlier else {}
+        writer = stack.enter_context(
+            record.Writer(inputs.output, append=earlier is not None)
+        )
+        writer.header(header)
+        for server in fleet.servers:
+            writer.server(server.info)
+        missing = _missing(plan.cases(), references)
+        shown = stack.enter_context(display(missing))
+        runner = Runner(plan, fleet, writer, shown, inputs.options, references)
+        await runner.record_references()
+        writer.end({"finished": now(), "interrupted": False})
+        refused = [p.refusal for p in plan.arms if p.refusal]
+        return refused + [
+            f"{key}: {text}" for key, text in runner.reference_errors.items()
+        ]
+
+
+def load_run(path: Path) -> Run:
+    """A run as its record tells it. Raises RecordError."""
+    contents = record.read(path)
+    if not contents.results:
+        raise record.RecordError(
+            f"{path}: holds reference answers and no arm; expected a record written by "
+            "sglang-exact verify"
+        )
+    end = contents.end or {}
+    return Run(
+        contents.header,
+        contents.servers,
+        contents.references,
+        contents.results,
+        contents.probes,
+        bool(end.get("interrupted", True)),
+        str(end.get("finished", "")),
+    )
+
+
+def _check_reference(fleet: Fleet) -> None:
+    reference = fleet.reference
+    if reference is not None and reference.info.speculative():
+        algorithm = reference.info.fields["speculative_algorithm"]
+        raise Failed(
+            f"the reference server speculates: found speculative_algorithm "
+            f"{algorithm!r}, expected none; start it without --speculative-*"
+        )
+
+
+def _given_reference(inputs: Inputs) -> record.Contents | None:
+    if inputs.reference_file is None:
+        return None
+    contents = record.read(inputs.reference_file)
+    if not contents.references:
+        raise record.RecordError(
+            f"{inputs.reference_file}: holds no reference answer; record it again"
+        )
+    return contents
+
+
+def _plan(inputs: Inputs, fleet: Fleet, given: record.Contents | None) -> Plan:
+    infos = [server.info for server in fleet.servers]
+    needs_ids = inputs.by_ids or any(i.fields.get("skip_tokenizer_init") for i in infos)
+    sizes = [i.vocab_size for i in infos if i.vocab_size is not None]
+    vocab_size = min(sizes, default=None)
+    if given is not None:
+        # The prompts must be those of the recording, whatever this server could take.
+        vocab_size = given.header.get("vocab_size")
+        if needs_ids and not given.header.get("by_ids") and not inputs.settings.prompts:
+            raise record.RecordError(
+                f"{inputs.reference_file}: was recorded with text prompts and a server "
+                "has no tokenizer; record it again with --skip-tokenizer-init"
+            )
+        needs_ids = bool(given.header.get("by_ids"))
+    return planning.build(inputs.settings, by_ids=needs_ids, vocab_size=vocab_size)
+
+
+def _header(inputs: Inputs, plan: Plan, fleet: Fleet) -> dict[str, Any]:
+    settings = inputs.settings
+    return {
+        "tool_version": __version__,
+        "command": inputs.command,
+        "started": now(),
+        "suite": settings.suite,
+        "arms": list(settings.arms),
+        "repeats": settings.repeats,
+        "seed": settings.seed,
+        "prompts": None if settings.prompts is None else str(settings.prompts),
+        "reference": str(inputs.reference_file) if inputs.reference_file else None,
+        "record": str(inputs.output),
+        "plan": plan.digest(),
+        "by_ids": plan.by_ids,
+        "vocab_size": plan.vocab_size,
+        "set_up": [server_facts.set_up_digest(s.info) for s in fleet.servers],
+    }
+
+
+def _resume(inputs: Inputs, header: dict[str, Any]) -> record.Contents | None:
+    if not inputs.resume or not inputs.output.exists():
+        return None
+    earlier = record.read(inputs.output)
+    reasons = [
+        f"{what}: found {earlier.header.get(key)!r}, expected {header[key]!r}"
+        for key, what in (
+            ("plan", "another plan"),
+            ("set_up", "servers of another set-up"),
+            ("tool_version", "another version of this tool"),
+        )
+        if earlier.header.get(key) != header[key]
+    ]
+    if reasons:
+        raise record.RecordError(
+            f"{inputs.output}: cannot be resumed: {'; '.join(reasons)}. Use the same "
+            "options and servers, or another --output-file"
+        )
+    return earlier
+
+
+def _missing(cases: dict[str, Case], references: dict[str, Any]) -> int:
+    return sum(
+        case.max_new_tokens * (1 + (case.seed is not None))
+        for key, case in cases.items()
+        if key not in references
+    )
+
+
+def _tokens(
+    plan: Plan,
+    references: dict[str, Any],
+    done: dict[str, ArmResult],
+    given: record.Contents | None,
+) -> int:
+    total = 0 if given else _missing(plan.cases(), references)
+    for planned in plan.arms:
+        before = done.get(planned.arm.name)
+        kept = len(before.outcomes) if before else 0
+        share = max(len(planned.jobs) - kept, 0) / max(len(planned.jobs), 1)
+        total += int(planned.tokens() * share)
+    return total

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each arm against an honest server, and against one that belies its claim."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from fake_server import FakeServer, Lies
+from support import FAST, against, inputs, lie, reasons, settings, silent, states
+
+from sglang_exact.verify import arms, session, summary
+
+OWN_SERVER = {"rejected", "widths", "restart"}
+
+
+def test_every_arm_is_verified_where_it_can_be(tmp_path: Path) -> None:
+    """All arms at once, with every role served."""
+    names = ",".join(arm.name for arm in arms.ARMS if arm.name != "long-128k")
+
+    async def go() -> summary.Run:
+        async with (
+            FakeServer(speculative=False, step_s=0.002) as plain,
+            FakeServer(step_s=0.004) as tested,
+            FakeServer(accept=0.0) as rejecting,
+            FakeServer(width=8) as wide,
+            FakeServer(process=2) as again,
+        ):
+            extra = (("reject-all", rejecting), ("width", wide), ("restarted", again))
+            plan = settings(names, tokens=32)
+            return await session.verify(
+                inputs(tested, plain, tmp_path, plan, extra=extra), silent
+            )
+
+    run = asyncio.run(go())
+    assert set(states(run).values()) == {"verified"}, reasons(run)
+    repeats = next(r for r in run.results if r.name == "repeats")
+    assert len(repeats.outcomes) == 24
+    assert summary.failure_bound(24, 24) == (
+        "failure rate below 12 % (3/n, n = 24, 95 %)"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(OWN_SERVER))
+def test_missing_server_says_what_to_start(tmp_path: Path, name: str) -> None:
+    run = asyncio.run(against(FakeServer(), tmp_path, settings(name)))
+    assert states(run) == {name: "not exercised"}
+    assert "--server" in reasons(run)
+
+
+@pytest.mark.parametrize(
+    ("role", "name", "said"),
+    [
+        ("reject-all", "rejected", "does not reject all"),
+        ("width", "widths", "draft widths seen: 4"),
+        ("restarted", "restart", "nothing shows that the server process"),
+    ],
+)
+def test_server_without_its_role_is_not_exercised(
+    tmp_path: Path, role: str, name: str, said: str
+) -> None:
+    async def go() -> summary.Run:
+        async with (
+            FakeServer(speculative=False) as plain,
+            FakeServer() as tested,
+            FakeServer() as other,
+        ):
+            plan = settings("speculation," + name)
+            extra = ((role, other),)
+            return await session.verify(
+                inputs(tested, plain, tmp_path, plan, extra=extra), silent
+            )
+
+    run = asyncio.run(go())
+    assert states(run)[name] == "not exercised"
+    assert said in reasons(run)
+
+
+def test_other_width_that_differs_points_to_the_kernel(tmp_path: Path) -> None:
+    async def go() -> summary.Run:
+        bad = Lies({"logprob-bit"})
+        async with (
+            FakeServer(speculative=False) as plain,
+            FakeServer(lies=bad) as tested,
+            FakeServer(width=8, lies=bad) as wide,
+        ):
+            plan = settings("speculation,widths")
+            extra = (("width", wide),)
+            return await session.verify(
+                inputs(tested, plain, tmp_path, plan, extra=extra), silent
+            )
+
+    run = asyncio.run(go())
+    suspicion = run.suspicions["widths"]
+    assert suspicion.moves_with_width is False
+    assert suspicion.name == "kernel"
+
+
+def test_cache_that_is_off_is_not_offered(tmp_path: Path) -> None:
+    tested = FakeServer(radix=False)
+    run = asyncio.run(
+        against(tested, tmp_path, settings("", suite="standard", tokens=32))
+    )
+    assert states(run)["cached-prefix"] == "not offered"
+    named = lie(tmp_path, arms="cached-prefix", radix=False)
+    assert summary.verdict(named) == "not verified", "asked for by name"
+
+
+def test_cache_that_gives_nothing_is_not_exercised(tmp_path: Path) -> None:
+    tested = FakeServer(radix=False, info={"disable_radix_cache": False})
+    run = asyncio.run(against(tested, tmp_path, settings("cached-prefix")))
+    assert states(run) == {"cached-prefix": "not exercised"}
+    assert "prefix cache" in reasons(run)
+
+
+def test_refused_seeds_are_not_offered_and_not_a_pass(tmp_path: Path) -> None:
+    run = lie(
+        tmp_path,
+        "refuse",
+        arms="speculation,seeds",
+        when=lambda body, _: body["sampling_params"]["temperature"] > 0,
+    )
+    assert states(run) == {"speculation": "verified", "seeds": "not offered"}
+    assert summary.verdict(run) == "not verified"
+
+
+def test_reference_that_ignores_seeds_is_no_reference(tmp_path: Path) -> None:
+    async def go() -> summary.Run:
+        restless = Lies({"wrong-token"}, when=lambda _, server: server.requests % 2)
+        async with (
+            FakeServer(speculative=False, lies=restless) as plain,
+            FakeServer() as tested,
+        ):
+            plan = settings("seeds")
+            return await session.verify(inputs(tested, plain, tmp_path, plan), silent)
+
+    run = asyncio.run(go())
+    assert states(run) == {"seeds": "not exercised"}
+    assert "does not repeat a seeded answer" in reasons(run)
+
+
+def test_low_server_limit_is_not_offered(tmp_path: Path) -> None:
+    states_of = [{"effective_max_running_requests_per_dp": 4}]
+    tested = FakeServer(step_s=0.01, info={"internal_states": states_of})
+    run = asyncio.run(against(tested, tmp_path, settings("in-flight-8")))
+    assert states(run) == {"in-flight-8": "not offered"}
+    assert "at most 4 requests" in reasons(run)
+
+
+def test_no_reference_is_never_verified(tmp_path: Path) -> None:
+    async def go() -> summary.Run:
+        async with FakeServer() as tested:
+            return await session.verify(inputs(tested, None, tmp_path), silent)
+
+    run = asyncio.run(go())
+    assert states(run) == {"speculation": "not exercised"}
+    assert "no plain reference was given" in reasons(run)
+
+
+def test_speculating_reference_is_refused(tmp_path: Path) -> None:
+    async def go(kinds: set[str]) -> summary.Run:
+        async with (
+            FakeServer(lies=Lies(kinds)) as plain,
+            FakeServer() as tested,
+        ):
+            return await session.verify(inputs(tested, plain, tmp_path), silent)
+
+    with pytest.raises(RuntimeError, match="expected none; start it without"):
+        asyncio.run(go(set()))
+    hidden = asyncio.run(go({"no-info"}))
+    assert states(hidden) == {"speculation": "not exercised"}
+    assert "the reference speculates" in reasons(hidden)
+
+
+def test_restart_command_restarts(tmp_path: Path) -> None:
+    """The command tells the fake server to come back as another process."""
+
+    async def go() -> summary.Run:
+        async with FakeServer(speculative=False) as plain, FakeServer() as tested:
+            flag = tmp_path / "restart"
+
+            async def watch() -> None:
+                while not flag.exists():
+                    await asyncio.sleep(0.01)
+                await tested.stop()
+                tested.process = 2
+                await tested.start()
+
+            task = asyncio.create_task(watch())
+            options = FAST._replace(restart_command=f"touch {flag}; sleep 0.3")
+            run = await session.verify(
+                inputs(tested, plain, tmp_path, settings("restart"), options=options),
+                silent,
+            )
+            await task
+            return run
+
+    run = asyncio.run(go())
+    assert states(run) == {"restart": "verified"}, reasons(run)
+
+
+def test_restart_command_without_effect_is_not_exercised(tmp_path: Path) -> None:
+    options = FAST._replace(restart_command="true")
+    run = asyncio.run(
+        against(FakeServer(), tmp_path, settings("restart"), options=options)
+    )
+    assert states(run) == {"restart": "not exercised"}
+    assert "process was started again" in reasons(run)
+
+
+def test_server_that_dies_and_returns_is_noted(tmp_path: Path) -> None:
+    async def go() -> summary.Run:
+        async with (
+            FakeServer(speculative=False) as plain,
+            FakeServer(step_s=0.02) as tested,
+        ):
+
+            async def die() -> None:
+                while tested.requests < 2:
+                    await asyncio.sleep(0.005)
+                await tested.stop()
+                await asyncio.sleep(0.2)
+                tested.process = 2
+                await tested.start()
+
+            task = asyncio.create_task(die())
+            options = FAST._replace(reconnect_s=5)
+            run = await session.verify(
+                inputs(tested, plain, tmp_path, options=options), silent
+            )
+            await task
+            return run
+
+    run = asyncio.run(go())
+    assert states(run) == {"speculation": "verified"}, reasons(run)
+    assert any("as a new process" in note for note in run.results[0].notes)
+
+
+def test_server_that_stays_away_could_not_run(tmp_path: Path) -> None:
+    async def go() -> summary.Run:
+        async with (
+            FakeServer(speculative=False) as plain,
+            FakeServer(step_s=0.02) as tested,
+        ):
+
+            async def die() -> None:
+                while tested.requests < 2:
+                    await asyncio.sleep(0.005)
+                await tested.stop()
+
+            task = asyncio.create_task(die())
+            plan = settings("speculation,streaming")
+            run = await session.verify(inputs(tested, plain, tmp_path, plan), silent)
+            await task
+            return run
+
+    run = asyncio.run(go())
+    assert set(states(run).values()) == {"could not run"}
+    assert "did not answer again" in reasons(run)

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every way in which a server can be wrong ends in the right verdict, never a pass."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from fake_server import FakeServer, Lies
+from support import against, inputs, lie, reasons, settings, silent, states
+
+from sglang_exact.verify import session, summary
+
+QUICK = "speculation,without-logprobs,streaming,in-flight-8,long-2k"
+
+
+def test_honest_server_is_verified(tmp_path: Path) -> None:
+    tested = FakeServer(step_s=0.01)
+    run = asyncio.run(against(tested, tmp_path, settings(QUICK)))
+    assert set(states(run).values()) == {"verified"}, reasons(run)
+    assert summary.verdict(run) == "verified"
+    assert summary.headline(run).startswith("verified: ")
+
+
+def test_incremental_stream_is_verified(tmp_path: Path) -> None:
+    run = lie(tmp_path, arms="streaming", incremental=True)
+    assert states(run) == {"streaming": "verified"}, reasons(run)
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("wrong-token", "ids"),
+        ("logprob-bit", "logprobs"),
+        ("nan", "not finite"),
+        ("short", "length"),
+        ("other-finish", "finish reason"),
+    ],
+)
+def test_other_answer_is_a_divergence(tmp_path: Path, kind: str, what: str) -> None:
+    # "short" also lowers completion_tokens: a consistent answer that is too short.
+    run = lie(tmp_path, kind)
+    assert states(run) == {"speculation": "diverged"}, reasons(run)
+    assert summary.EXIT[summary.verdict(run)] == 1
+    found = run.suspicions["speculation"].outcome.difference
+    assert found is not None
+    assert what in found.what
+    if kind in ("wrong-token", "logprob-bit", "nan"):
+        assert found.position == 5
+    if kind == "logprob-bit":
+        assert found.ulps == 1
+        assert found.id_position is None
+
+
+def test_wrong_token_without_logprobs(tmp_path: Path) -> None:
+    run = lie(tmp_path, "wrong-token", arms="without-logprobs")
+    assert states(run) == {"without-logprobs": "diverged"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "arm", "state", "said"),
+    [
+        ("no-counters", "speculation", "not exercised", "no spec_verify_ct"),
+        ("false-counters", "speculation", "not exercised", "contradict"),
+        ("no-logprobs", "speculation", "could not run", "logprobs is missing"),
+        ("truncated", "streaming", "could not run", "cut off"),
+        ("stream-garbage", "streaming", "could not run", "not JSON"),
+        ("error-500", "speculation", "could not run", "500: boom"),
+        ("garbage", "speculation", "could not run", "not JSON"),
+        ("other-json", "speculation", "could not run", "no meta_info"),
+        ("wrong-count", "speculation", "could not run", "completion_tokens is 13"),
+        ("refuse", "speculation", "not exercised", "not under exact mode"),
+    ],
+)
+def test_unusable_answer_is_never_a_pass(
+    tmp_path: Path, kind: str, arm: str, state: str, said: str
+) -> None:
+    run = lie(tmp_path, kind, arms=arm)
+    assert states(run) == {arm: state}
+    assert said in reasons(run)
+    assert "\x1b" not in reasons(run)
+    assert summary.EXIT[summary.verdict(run)] == 2
+
+
+def test_error_half_way_keeps_the_rest_compared(tmp_path: Path) -> None:
+    run = lie(tmp_path, "error-500", when=lambda _, server: server.requests == 3)
+    (result,) = run.results
+    assert result.state == "could not run"
+    assert summary.counts(result.outcomes) == (2, 2)
+
+
+def test_error_in_one_arm_only(tmp_path: Path) -> None:
+    run = lie(
+        tmp_path,
+        "error-500",
+        arms="speculation,streaming",
+        when=lambda body, _: body["stream"],
+    )
+    assert states(run) == {"speculation": "verified", "streaming": "could not run"}
+    assert summary.verdict(run) == "not verified"
+
+
+def test_hung_connection_ends_in_time(tmp_path: Path) -> None:
+    tested = FakeServer(lies=Lies({"hang"}))
+    run = asyncio.run(against(tested, tmp_path, timeout=0.3))
+    assert states(run) == {"speculation": "could not run"}
+    assert "no complete answer within 0.3 s" in reasons(run)
+
+
+def test_dropped_connections_are_given_up(tmp_path: Path) -> None:
+    run = lie(tmp_path, "drop")
+    assert states(run) == {"speculation": "could not run"}
+    assert "connection broke 3 times" in reasons(run)
+
+
+def test_one_dropped_connection_is_asked_again(tmp_path: Path) -> None:
+    run = lie(tmp_path, "drop", when=lambda _, server: server.requests == 2)
+    (result,) = run.results
+    assert result.state == "verified", reasons(run)
+    assert "came back as the same process" in result.notes[0]
+    assert sum(o.attempts > 1 for o in result.outcomes) == 1
+
+
+@pytest.mark.parametrize("kind", ["info-garbage", "no-info"])
+def test_server_without_info_is_still_compared(tmp_path: Path, kind: str) -> None:
+    run = lie(tmp_path, kind)
+    assert states(run) == {"speculation": "verified"}, reasons(run)
+    assert any(
+        "no usable /server_info" in note for s in run.servers for note in s.notes
+    )
+
+
+def test_plain_server_does_not_pass_as_speculative(tmp_path: Path) -> None:
+    run = lie(tmp_path, speculative=False)
+    assert states(run) == {"speculation": "not exercised"}
+
+
+@pytest.mark.parametrize(
+    ("accept", "said"), [(0.0, "no draft was accepted"), (1.0, "every draft was")]
+)
+def test_acceptance_must_vary(tmp_path: Path, accept: float, said: str) -> None:
+    run = lie(tmp_path, accept=accept)
+    assert states(run) == {"speculation": "not exercised"}
+    assert said in reasons(run)
+
+
+def test_batch_only_divergence_is_scheduling(tmp_path: Path) -> None:
+    run = lie(
+        tmp_path,
+        "logprob-bit",
+        arms="speculation,in-flight-8",
+        when=lambda _, server: server.running >= 4,
+        step_s=0.01,
+    )
+    assert states(run) == {"speculation": "verified", "in-flight-8": "diverged"}
+    suspicion = run.suspicions["in-flight-8"]
+    assert suspicion.name == "scheduling"
+    assert suspicion.survives_alone is False
+
+
+def test_tie_taken_the_other_way_is_the_sampler(tmp_path: Path) -> None:
+    async def go() -> summary.Run:
+        tie = Lies({"tie"})
+        async with (
+            FakeServer(speculative=False, lies=tie) as plain,
+            FakeServer(lies=tie) as tested,
+        ):
+            return await session.verify(inputs(tested, plain, tmp_path), silent)
+
+    run = asyncio.run(go())
+    suspicion = run.suspicions["speculation"]
+    assert suspicion.name == "sampler", suspicion.evidence
+    found = suspicion.outcome.difference
+    assert found is not None and found.top2_gap == 0.0
+
+
+def test_repeatable_small_difference_is_the_kernel(tmp_path: Path) -> None:
+    run = lie(tmp_path, "logprob-bit")
+    suspicion = run.suspicions["speculation"]
+    assert suspicion.name == "kernel", suspicion.evidence
+    assert suspicion.survives_alone is True
+    assert suspicion.follows_reject is not None
