@@ -7,46 +7,24 @@ against DeepGEMM are compared on a device only (marker gpu).
 
 from __future__ import annotations
 
-import os
-
 import pytest
+import torch
+import triton
+import triton.language as tl
 
-torch = pytest.importorskip("torch")
-
-HAS_GPU = torch.cuda.is_available()
-if not HAS_GPU:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
-pytest.importorskip("triton")
-
-import triton  # noqa: E402
-import triton.language as tl  # noqa: E402
-
-from sglang_exact_kernels import arch, tiles  # noqa: E402
-from sglang_exact_kernels.small_m_gemm import (  # noqa: E402
+from sglang_exact_kernels import arch, tiles
+from sglang_exact_kernels.small_m_gemm import (
     MAX_M,
     small_m_gemm,
     unsupported_reasons,
 )
-from sglang_exact_kernels.small_m_reference import (  # noqa: E402
+from sglang_exact_kernels.small_m_reference import (
     small_m_gemm_exact,
     small_m_gemm_reference,
 )
-from sglang_exact_kernels.tiles import Tile, small_m_tile  # noqa: E402
+from sglang_exact_kernels.tiles import Tile, small_m_tile
 
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
-
-pytestmark = pytest.mark.skipif(
-    not HAS_GPU and not arch.is_interpreted(),
-    reason="no GPU, and triton was imported to compile",
-)
-
-
-def on_gpu(test: object) -> object:
-    """Bits are a device's: marked gpu, and skipped without one."""
-    test = pytest.mark.skipif(not HAS_GPU, reason="compares bits of a device")(test)
-    return pytest.mark.gpu(test)
-
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 TILES = (
     Tile(16, 64, 2, 3),
@@ -105,7 +83,7 @@ def test_small_m_gemm_rows_of_w_do_not_meet() -> None:
     assert same_bits(small_m_gemm(a, wild)[:, :40], want[:, :40])
 
 
-@on_gpu
+@pytest.mark.gpu
 def test_small_m_gemm_tiles_agree() -> None:
     a, w = inputs(16, 1040, 1040)
     want = small_m_gemm(a, w, tile=TILES[0])
@@ -196,7 +174,7 @@ def test_every_element_of_w_is_read_once_per_m_tile() -> None:
         assert same_bits(small_m_gemm(a, w), w[:, rows].t().contiguous())
 
 
-@on_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize(("n", "k"), tiles.SHAPES_27B + tiles.SHAPES_DRAFT)
 def test_small_m_gemm_has_the_bits_of_deep_gemm(n: int, k: int) -> None:
     deep_gemm = pytest.importorskip("deep_gemm")
@@ -230,7 +208,7 @@ def _two_halves_kernel(a, w, c, N: tl.constexpr, K: tl.constexpr):
     tl.store(out, (low + high).to(tl.bfloat16))
 
 
-@on_gpu
+@pytest.mark.gpu
 def test_negative_control_other_reduction_order_is_caught() -> None:
     a, w = inputs(16, 64, 5120)
     c = torch.empty(16, 64, device=DEVICE, dtype=torch.bfloat16)
