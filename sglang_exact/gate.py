@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from sglang_exact.hooks.base import DIRECT, Hook, effect_reasons
-from sglang_exact.reasons import Reason, message
+from sglang_exact.reasons import Reason, Refused, message
 
 logger = logging.getLogger(__name__)
 EXIT_STATUS = 3
@@ -24,6 +24,21 @@ def exit_with(reasons: Iterable[Reason]) -> NoReturn:
     """Print every reason once and leave the process with EXIT_STATUS."""
     print(message(reasons), file=sys.stderr, flush=True)  # noqa: T201
     raise SystemExit(EXIT_STATUS)
+
+
+def show_plainly() -> None:
+    """Let a Refused that ends this process print its message without a traceback."""
+    before = sys.excepthook
+
+    def show(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Refused):
+            print(error, file=sys.stderr, flush=True)  # noqa: T201
+        else:
+            before(kind, error, trace)
+
+    sys.excepthook = show
 
 
 class FailClosed:

@@ -100,9 +100,9 @@ def serve(argv: list[str], check_only: bool) -> None:
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
-    from sglang_exact import plugin
-
-    if plugin.loaded_role is None:
+    # Not imported here: where its import failed, the host has logged why.
+    plugin = sys.modules.get("sglang_exact.plugin")
+    if getattr(plugin, "loaded_role", None) is None:
         raise Refused(
             [
                 Reason(

@@ -46,6 +46,8 @@ def _register() -> None:
     role = roles.current()
     if role == roles.OTHER:
         return
+    if config.enable and role == hooks.MAIN:
+        gate.show_plainly()
     _apply(hooks.select(config, role))
     loaded_role = role if config.enable else None
 

@@ -14,11 +14,14 @@ Retire when: never; this is the overlay's own contract.
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
-from sglang_exact import attestation, scope, settings
-from sglang_exact.hooks.base import MAIN, Hook
+from sglang_exact import attestation, gate, scope, settings
+from sglang_exact.hooks.base import MAIN, Hook, effect_reasons
 from sglang_exact.reasons import Reason, Refused
 
 
@@ -28,7 +31,37 @@ def fill_arguments(self: Any) -> None:
         return
     reasons = scope.fill(self)
     if reasons:
-        raise Refused(reasons)
+        raise Refused([*reasons, *_early_reasons(self)])
+
+
+def _early_reasons(args: Any) -> list[Reason]:
+    """What the full check would find next, so that one message has it all.
+
+    Only a local checkpoint is looked at; one on a hub is judged after resolution.
+    """
+    config, reasons = settings.read(os.environ)
+    if not config.rehearsal:
+        reasons += scope.gpu_reasons(_capability(str(args.device or "cuda")))
+    path = os.path.join(str(args.model_path), "config.json")
+    if os.path.isfile(path):
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+        dtype = found.get("dtype") or found.get("torch_dtype") or "bfloat16"
+        # A --dtype that is given is judged with the other arguments.
+        wanted = str(dtype) if args.dtype == "auto" else "bfloat16"
+        reasons += scope.model_reasons(SimpleNamespace(**found), wanted)
+    return reasons
+
+
+def _effect_reasons() -> list[Reason]:
+    """Reasons why a hook of this process is no longer in force.
+
+    The gate looked right after the host applied them; another plugin may come later.
+    """
+    config, _ = settings.read(os.environ)
+    from sglang_exact import hooks
+
+    return [r for hook in hooks.select(config, MAIN) for r in effect_reasons(hook)]
 
 
 def _capability(device: str) -> tuple[int, int] | None:
@@ -48,6 +81,7 @@ def check_arguments(self: Any) -> None:
 
     config, reasons = settings.read(os.environ)
     cfg = resolved_view(self)
+    reasons += _effect_reasons()
     reasons += scope.argument_reasons(cfg)
     model = model_config_of(self)
     reasons += scope.model_reasons(model.hf_config, str(model.dtype))
@@ -74,12 +108,31 @@ def _mask_embedding_reasons(cfg: Any) -> list[Reason]:
 
 
 def attest_ranks(
-    result: list[dict[str, Any]], scheduler_pipe_readers: Any, scheduler_procs: Any
-) -> None:
-    """After _wait_for_scheduler_ready: every rank attested, and all the same."""
+    original_fn: Callable[..., list[dict[str, Any]]],
+    scheduler_pipe_readers: Any,
+    scheduler_procs: Any,
+) -> list[dict[str, Any]]:
+    """Around _wait_for_scheduler_ready: every rank attested, and all the same."""
+    try:
+        result = original_fn(scheduler_pipe_readers, scheduler_procs)
+    except RuntimeError as error:
+        left = [p.exitcode == gate.EXIT_STATUS for p in scheduler_procs]
+        if not any(left):
+            raise
+        raise Refused(
+            [
+                Reason(
+                    f"rank(s) {[i for i, x in enumerate(left) if x]} refused to start",
+                    "every rank under the overlay",
+                    "see the reasons that the rank printed above",
+                )
+            ]
+        ) from error
     reasons = attestation.rank_reasons([info.get(attestation.KEY) for info in result])
+    reasons += _effect_reasons()
     if reasons:
         raise Refused(reasons)
+    return result
 
 
 HOOKS = (
@@ -103,7 +156,7 @@ HOOKS = (
     Hook(
         name="attest_ranks",
         target="sglang.srt.entrypoints.engine._wait_for_scheduler_ready",
-        kind="AFTER",
+        kind="AROUND",
         replacement=attest_ranks,
         roles=(MAIN,),
     ),

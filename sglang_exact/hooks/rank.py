@@ -32,14 +32,15 @@ _HYBRID = (
 
 def check_rank(self: Any, server_args: Any, port_args: Any) -> None:
     """Before Scheduler.__init__: the hooks of this rank are still in force."""
-    from sglang_exact import hooks, scope
+    from sglang_exact import gate, hooks, scope
 
     config, reasons = settings.read(os.environ)
     reasons += scope.environment_reasons(os.environ)
     for hook in hooks.select(config, hooks.SCHEDULER):
         reasons += effect_reasons(hook)
     if reasons:
-        raise Refused(reasons)
+        # Nothing has started in this rank yet; the launcher reads the exit status.
+        gate.exit_with(reasons)
 
 
 def self_test(result: None, self: Any) -> None:
