@@ -53,17 +53,18 @@ _enabled = Enabled()
 
 
 def enable(shapes: Iterable[Shape], limit: int) -> None:
-    """From now on use tiles for M <= `limit` at `shapes`, which passed `self_test`.
+    """From now on use tiles for M <= `limit` at `shapes` too; they passed `self_test`.
 
-    Call once, before CUDA graphs are captured. Raises ValueError if `limit` is not
-    one that the kernel takes; 0 turns the tiles off.
+    Call before CUDA graphs are captured, once per model (a draft adds its shapes to
+    the target's). Raises ValueError if `limit` is not one that the kernel takes; 0
+    turns the tiles off.
     """
     from sglang_exact_kernels.small_m_gemm import MAX_M
 
     global _enabled
     if not 0 <= limit <= MAX_M:
         raise ValueError(f"found a limit of M = {limit}, expected 0 to {MAX_M}")
-    _enabled = Enabled(frozenset(shapes), limit)
+    _enabled = Enabled(_enabled.shapes.union(shapes) if limit else frozenset(), limit)
 
 
 def enabled() -> Enabled:

@@ -115,6 +115,14 @@ def test_unknown_arguments_raise(calls: list[str]) -> None:
         call(1, calls, alpha=2.0)
 
 
+def test_a_draft_adds_its_shapes_to_the_targets(calls: list[str]) -> None:
+    hook.enable([(N, K)], 16)
+    hook.enable([(2 * N, K)], 16)
+    assert hook.enabled().shapes == {(N, K), (2 * N, K)}
+    hook.enable([(N, K)], 0)
+    assert hook.enabled() == hook.Enabled()
+
+
 @pytest.mark.parametrize("limit", [-1, 65])
 def test_enable_refuses_a_limit(calls: list[str], limit: int) -> None:
     with pytest.raises(ValueError, match="expected 0 to 64"):
