@@ -134,7 +134,7 @@ class Writer:
         self._file.flush()
 
     def header(self, row: dict[str, Any]) -> None:
-        self.write("header", {"format": FORMAT, **row})
+        self.write("header", row)
 
     def server(self, info: ServerInfo) -> None:
         self.write("server", info._asdict())

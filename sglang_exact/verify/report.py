@@ -68,7 +68,7 @@ def set_up_rows(run: Run) -> list[dict[str, Any]]:
     rows = []
     for key in keys:
         values = [_field(s.fields, s.exact, key) for s in run.servers]
-        rows.append({"key": key, "values": values, "differs": len(set(values)) > 1})
+        rows.append({"key": key, "cells": values, "differs": len(set(values)) > 1})
     return rows
 
 

@@ -187,6 +187,7 @@ def _plan(inputs: Inputs, fleet: Fleet, given: record.Contents | None) -> Plan:
 def _header(inputs: Inputs, plan: Plan, fleet: Fleet) -> dict[str, Any]:
     settings = inputs.settings
     return {
+        "format": record.FORMAT,
         "tool_version": __version__,
         "command": inputs.command,
         "started": now(),

@@ -221,7 +221,10 @@ class FakeServer:
             if not params["ignore_eos"] and token % 16 == EOS:
                 finish = {"type": "stop", "matched": token}
                 break
-        chosen = [dict((i, v) for v, i in r)[t] for r, t in zip(rows, ids, strict=True)]
+        chosen = [
+            next(value for value, i in row if i == token)
+            for row, token in zip(rows, ids, strict=True)
+        ]
         self._spoil(chosen, ids, kinds)
         steps = self._steps(len(ids), prompt)
         meta = self._meta(body, ids, rows, chosen, steps, kinds)
