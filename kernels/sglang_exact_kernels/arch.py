@@ -20,6 +20,7 @@ __all__ = [
     "SUPPORTED",
     "capability",
     "is_interpreted",
+    "multiprocessors",
     "pick",
     "unsupported_reasons",
 ]
@@ -28,6 +29,9 @@ T = TypeVar("T")
 
 INTERPRETED = 0
 """Stands for "no GPU: kernels run in Triton's interpreter"."""
+
+# The interpreter runs programs one after another; a few prove the striding.
+_INTERPRETED_PROGRAMS = 3
 
 SUPPORTED = (90, 120)
 """Capabilities (major * 10 + minor) that have rows in the tables."""
@@ -60,6 +64,20 @@ def capability(device: torch.device) -> int:
     raise ValueError(
         f"found tensors on {device}, expected a CUDA device; "
         "move them there, or set TRITON_INTERPRET=1 before importing triton"
+    )
+
+
+@functools.cache
+def _device_multiprocessors(index: int) -> int:
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Number of multiprocessors; for launch sizes only, never for an order of sums."""
+    if device.type != "cuda":
+        return _INTERPRETED_PROGRAMS
+    return _device_multiprocessors(
+        torch.cuda.current_device() if device.index is None else device.index
     )
 
 

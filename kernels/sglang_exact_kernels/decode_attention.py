@@ -1,0 +1,581 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention for decode and verify rows over a paged KV cache (page size 1).
+
+Row (r, i), draft position i of request r, attends to the request's prefix and to the
+block's tokens 0 .. i. Plain decode is the same launch with one position and no block.
+All positions of a request share every K and V tile that is loaded.
+
+Reduction order: keys are cut at fixed absolute positions (`_SPLITS`: a function of the
+position alone), a split is walked in tiles of BLOCK_N keys, in order, with one running
+maximum, sum and accumulator per row. Partials of a row are combined in blocks of
+COMBINE_BLOCK consecutive splits (a fixed tree inside a block, unused places count 0),
+blocks in ascending order, over the row's own number of splits. A tile that is masked
+for a row multiplies its accumulator by exp2(0) = 1 and adds zeros.
+Invariant to: bs, the other requests, T, the row's position in its block, where keys lie
+in the cache, the longest context in the batch, the number of programs. One binary
+serves every T.
+Not covered: sliding windows, logit caps, sinks, page sizes above 1, quantised caches,
+tree drafts; non-finite values of a later draft position reach the rows before it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from sglang_exact_kernels import arch
+
+__all__ = ["decode_attention", "max_splits", "scratch_shapes"]
+
+
+class _Tile(NamedTuple):
+    block_n: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int
+
+
+# head_dim 256 decides (1 KiB of K and V a key). Half of num_stages is spent on the slot
+# numbers, so 5 gives three K and V buffers and 7 gives four: loads stay in flight while
+# a tile is computed. 8 warps: with 4 the accumulator spills. sm120 has 99 KiB of shared
+# memory and 4 bytes per clock and multiprocessor of bandwidth, so small tiles do there.
+# sm120's row rests on compiled code (no spills, 83 KiB), not on a measurement.
+_TILES = {
+    90: _Tile(block_n=64, num_warps=8, num_stages=5, programs_per_sm=1),
+    120: _Tile(block_n=16, num_warps=8, num_stages=7, programs_per_sm=1),
+}
+
+# Rows (draft positions x heads of a group) per program: one warp group's wgmma.
+_BLOCK_M = 64
+_MAX_GROUP = 64
+_COMBINE_BLOCK = 32
+_COMBINE_BLOCK_D = 64
+_MAX_BS = 256
+_LOG2_E = 1.4426950408889634
+
+# Splits by absolute position: short ones early, so that short contexts fill the card;
+# long ones late, so that partials (1 KiB per row, head and split at head_dim 256) stay
+# few beside the keys (1 KiB per key). (end of the tier, keys per split)
+_TIER_0 = (8192, 256)
+_TIER_1 = (32768, 512)
+_TIER_2_KEYS = 1024
+_TIERS = {
+    "END_0": _TIER_0[0],
+    "KEYS_0": _TIER_0[1],
+    "END_1": _TIER_1[0],
+    "KEYS_1": _TIER_1[1],
+    "KEYS_2": _TIER_2_KEYS,
+}
+_N0 = _TIER_0[0] // _TIER_0[1]
+_N1 = _N0 + (_TIER_1[0] - _TIER_0[0]) // _TIER_1[1]
+
+
+def max_splits(length: int) -> int:
+    """Number of splits of a row with `length` keys."""
+    if length <= _TIER_0[0]:
+        return -(-length // _TIER_0[1])
+    if length <= _TIER_1[0]:
+        return _N0 - (_TIER_0[0] - length) // _TIER_1[1]
+    return _N1 - (_TIER_1[0] - length) // _TIER_2_KEYS
+
+
+def scratch_shapes(
+    max_rows: int, num_q_heads: int, v_head_dim: int, max_context_len: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of the fp32 scratch tensors (part_acc, part_stat) of `decode_attention`.
+
+    max_rows is bs * num_draft_tokens at most; max_context_len counts the block too.
+    """
+    rows = (max_rows, num_q_heads, max_splits(max_context_len))
+    return (*rows, v_head_dim), (*rows, 2)
+
+
+@triton.jit
+def _splits_of(
+    length,
+    END_0: tl.constexpr,
+    KEYS_0: tl.constexpr,
+    END_1: tl.constexpr,
+    KEYS_1: tl.constexpr,
+    KEYS_2: tl.constexpr,
+):
+    """`max_splits` on the device; any shape of int32."""
+    N_0: tl.constexpr = END_0 // KEYS_0
+    N_1: tl.constexpr = N_0 + (END_1 - END_0) // KEYS_1
+    n = (length + (KEYS_0 - 1)) // KEYS_0
+    n = tl.where(length > END_0, N_0 + (length - END_0 + (KEYS_1 - 1)) // KEYS_1, n)
+    return tl.where(length > END_1, N_1 + (length - END_1 + (KEYS_2 - 1)) // KEYS_2, n)
+
+
+@triton.jit
+def _split_start(
+    s,
+    END_0: tl.constexpr,
+    KEYS_0: tl.constexpr,
+    END_1: tl.constexpr,
+    KEYS_1: tl.constexpr,
+    KEYS_2: tl.constexpr,
+):
+    """First key of split `s`."""
+    N_0: tl.constexpr = END_0 // KEYS_0
+    N_1: tl.constexpr = N_0 + (END_1 - END_0) // KEYS_1
+    first = tl.where(s > N_0, END_0 + (s - N_0) * KEYS_1, s * KEYS_0)
+    return tl.where(s > N_1, END_1 + (s - N_1) * KEYS_2, first)
+
+
+@triton.jit
+def _attend_split(
+    q_tile,
+    limit,
+    begin,
+    prefix,
+    block_limit,
+    first,
+    last,
+    k_head,
+    v_head,
+    kv_indices,
+    block_loc,
+    stride_k_slot,
+    stride_v_slot,
+    qk_scale,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """Running maximum (of raw scores), sum and accumulator over keys first .. last."""
+    offs_d = tl.arange(0, BLOCK_D)
+    offs_dv = tl.arange(0, BLOCK_DV)
+    row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], dtype=tl.float32)
+    for n in range(first, last, BLOCK_N):
+        offs_n = n + tl.arange(0, BLOCK_N)
+        in_prefix = offs_n < prefix
+        in_block = offs_n < block_limit
+        slot = tl.load(kv_indices + begin + offs_n, mask=in_prefix, other=0)
+        slot += tl.load(
+            block_loc + (offs_n - prefix), mask=in_block & (offs_n >= prefix), other=0
+        )
+        slot = slot.to(tl.int64)
+        k = tl.load(
+            k_head + slot[:, None] * stride_k_slot + offs_d[None, :],
+            mask=in_block[:, None] & (offs_d < D)[None, :],
+            other=0.0,
+        )
+        v = tl.load(
+            v_head + slot[:, None] * stride_v_slot + offs_dv[None, :],
+            mask=in_block[:, None] & (offs_dv < DV)[None, :],
+            other=0.0,
+        )
+        qk = tl.dot(q_tile, tl.trans(k))
+        qk = tl.where(offs_n[None, :] < limit[:, None], qk, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(qk, 1))
+        # A row without a key so far has maximum -inf; 0 keeps it free of NaN.
+        base = tl.where(new_max == float("-inf"), 0.0, new_max)
+        rescale = tl.exp2((row_max - base) * qk_scale)
+        # Explicit fma: nothing left for the compiler to contract.
+        shift = 0.0 - base * qk_scale
+        p = tl.exp2(tl.fma(qk, qk_scale, shift[:, None]))
+        row_sum = tl.fma(row_sum, rescale, tl.sum(p, 1))
+        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None])
+        row_max = new_max
+    return row_max, row_sum, acc
+
+
+@triton.jit(do_not_specialize=["bs", "T", "tail"])
+def _attend_kernel(
+    q,  # [bs * T, HKV * GROUP, D]
+    k_buffer,  # [slots, HKV, D]
+    v_buffer,  # [slots, HKV, DV]
+    kv_indptr,  # [bs + 1] int32
+    kv_indices,  # [kv_indptr[bs]]
+    out_cache_loc,  # [bs * T], read if tail
+    part_acc,  # [rows, heads, splits, DV] fp32
+    part_stat,  # [rows, heads, splits, 2] fp32: maximum, sum
+    qk_scale,
+    bs,
+    T,
+    tail,
+    stride_q_row,
+    stride_q_head,
+    stride_k_slot,
+    stride_k_head,
+    stride_v_slot,
+    stride_v_head,
+    stride_acc_row,
+    stride_acc_head,
+    stride_stat_row,
+    stride_stat_head,
+    HKV: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    MAX_BS: tl.constexpr,
+    END_0: tl.constexpr,
+    KEYS_0: tl.constexpr,
+    END_1: tl.constexpr,
+    KEYS_1: tl.constexpr,
+    KEYS_2: tl.constexpr,
+):
+    offs_r = tl.arange(0, MAX_BS)
+    live = offs_r < bs
+    begins = tl.load(kv_indptr + offs_r, mask=live, other=0)
+    lengths = tl.load(kv_indptr + offs_r + 1, mask=live, other=0) - begins
+    lengths += tl.where(live, tail, 0)
+    counts = _splits_of(lengths, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
+    ends = tl.cumsum(counts, 0)
+    chunks = tl.cdiv(T * GROUP, BLOCK_M)
+    lanes = HKV * chunks
+    total = tl.sum(counts, 0)
+
+    for item in range(tl.program_id(0), total * lanes, tl.num_programs(0)):
+        # Last splits first: they are the long ones.
+        work = total - 1 - item // lanes
+        r = tl.sum((ends <= work).to(tl.int32), 0)
+        s = work - tl.sum(tl.where(offs_r < r, counts, 0), 0)
+        kv_head = (item % lanes) // chunks
+        chunk = item % chunks
+
+        begin = tl.load(kv_indptr + r)
+        prefix = tl.load(kv_indptr + r + 1) - begin
+        offs_m = chunk * BLOCK_M + tl.arange(0, BLOCK_M)
+        position = offs_m // GROUP
+        valid = position < T
+        head = kv_head * GROUP + offs_m % GROUP
+        limit = tl.where(valid, prefix + tl.minimum(position + 1, tail), 0)
+        last_position = tl.minimum(T, (chunk * BLOCK_M + BLOCK_M - 1) // GROUP + 1)
+        block_limit = prefix + tl.minimum(last_position, tail)
+        first = _split_start(s, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
+        last = _split_start(s + 1, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
+
+        row = (r * T + position).to(tl.int64)
+        offs_d = tl.arange(0, BLOCK_D)
+        q_tile = tl.load(
+            q
+            + row[:, None] * stride_q_row
+            + head[:, None] * stride_q_head
+            + offs_d[None, :],
+            mask=valid[:, None] & (offs_d < D)[None, :],
+            other=0.0,
+        )
+        row_max, row_sum, acc = _attend_split(
+            q_tile,
+            limit,
+            begin.to(tl.int64),
+            prefix,
+            block_limit,
+            first,
+            tl.minimum(last, block_limit),
+            k_buffer + kv_head.to(tl.int64) * stride_k_head,
+            v_buffer + kv_head.to(tl.int64) * stride_v_head,
+            kv_indices,
+            out_cache_loc + r.to(tl.int64) * T,
+            stride_k_slot,
+            stride_v_slot,
+            qk_scale,
+            D,
+            DV,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_D,
+            BLOCK_DV,
+        )
+        used = valid & (limit > first)
+        offs_dv = tl.arange(0, BLOCK_DV)
+        p_acc = part_acc + row * stride_acc_row + head * stride_acc_head + s * DV
+        tl.store(
+            p_acc[:, None] + offs_dv[None, :],
+            acc,
+            mask=used[:, None] & (offs_dv < DV)[None, :],
+        )
+        p_stat = part_stat + row * stride_stat_row + head * stride_stat_head + s * 2
+        tl.store(p_stat, row_max, mask=used)
+        tl.store(p_stat + 1, row_sum, mask=used)
+
+
+@triton.jit(do_not_specialize=["T", "tail"])
+def _combine_kernel(
+    part_acc,  # [rows, heads, splits, DV] fp32
+    part_stat,  # [rows, heads, splits, 2] fp32
+    kv_indptr,  # [bs + 1] int32
+    out,  # [rows, heads, DV]
+    qk_scale,
+    T,
+    tail,
+    stride_acc_row,
+    stride_acc_head,
+    stride_stat_row,
+    stride_stat_head,
+    stride_out_row,
+    stride_out_head,
+    DV: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    END_0: tl.constexpr,
+    KEYS_0: tl.constexpr,
+    END_1: tl.constexpr,
+    KEYS_1: tl.constexpr,
+    KEYS_2: tl.constexpr,
+):
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    r = row // T
+    length = tl.load(kv_indptr + r + 1) - tl.load(kv_indptr + r)
+    length += tl.minimum(row % T + 1, tail)
+    count = _splits_of(length, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
+
+    p_stat = part_stat + row.to(tl.int64) * stride_stat_row + head * stride_stat_head
+    p_acc = part_acc + row.to(tl.int64) * stride_acc_row + head * stride_acc_head
+    offs_s = tl.arange(0, BLOCK_S)
+    offs_dv = tl.program_id(2) * BLOCK_DV + tl.arange(0, BLOCK_DV)
+
+    top = tl.full([BLOCK_S], float("-inf"), dtype=tl.float32)
+    for s in range(0, count, BLOCK_S):
+        splits = s + offs_s
+        top = tl.maximum(
+            top, tl.load(p_stat + splits * 2, mask=splits < count, other=float("-inf"))
+        )
+    row_max = tl.max(top, 0)
+
+    total = 0.0
+    acc = tl.zeros([BLOCK_DV], dtype=tl.float32)
+    for s in range(0, count, BLOCK_S):
+        splits = s + offs_s
+        real = splits < count
+        maxima = tl.load(p_stat + splits * 2, mask=real, other=float("-inf"))
+        sums = tl.load(p_stat + splits * 2 + 1, mask=real, other=0.0)
+        part = tl.load(
+            p_acc + splits[:, None] * DV + offs_dv[None, :],
+            mask=real[:, None] & (offs_dv < DV)[None, :],
+            other=0.0,
+        )
+        weight = tl.exp2((maxima - row_max) * qk_scale)
+        total += tl.sum(weight * sums, 0)
+        acc += tl.sum(weight[:, None] * part, 0)
+    # A row without keys (padding) gives zeros.
+    value = acc / tl.where(count > 0, total, 1.0)
+    tl.store(
+        out + row.to(tl.int64) * stride_out_row + head * stride_out_head + offs_dv,
+        value.to(out.dtype.element_ty),
+        mask=offs_dv < DV,
+    )
+
+
+class _Call(NamedTuple):
+    q: torch.Tensor
+    k_buffer: torch.Tensor
+    v_buffer: torch.Tensor
+    out: torch.Tensor
+    kv_indptr: torch.Tensor
+    kv_indices: torch.Tensor
+    out_cache_loc: torch.Tensor | None
+    part_acc: torch.Tensor
+    part_stat: torch.Tensor
+
+
+def _layout_reasons(call: _Call) -> list[str]:
+    """Dtypes, dimensions, strides, alignment; shapes are `_shape_reasons`'s."""
+    reasons = []
+    for name, t in call._asdict().items():
+        if t is None:
+            continue
+        if t.stride(-1) != 1 or t.data_ptr() % 16:
+            reasons.append(
+                f"{name}: found last stride {t.stride(-1)} and base {t.data_ptr():#x}, "
+                "expected unit stride and 16-byte alignment"
+            )
+    dtypes = {str(t.dtype) for t in (call.q, call.k_buffer, call.v_buffer, call.out)}
+    if len(dtypes) != 1 or call.q.dtype not in (torch.bfloat16, torch.float16):
+        reasons.append(
+            f"q, k_buffer, v_buffer, out: found {sorted(dtypes)}, expected all "
+            "torch.bfloat16 or all torch.float16 (quantised caches are not covered)"
+        )
+    expected = [
+        ("q dims", call.q.ndim, 3),
+        ("k_buffer dims", call.k_buffer.ndim, 3),
+        ("v_buffer dims", call.v_buffer.ndim, 3),
+        ("part_acc dims", call.part_acc.ndim, 4),
+        ("part_acc contiguous", call.part_acc.is_contiguous(), True),
+        ("part_stat contiguous", call.part_stat.is_contiguous(), True),
+        ("part_acc dtype", call.part_acc.dtype, torch.float32),
+        ("part_stat dtype", call.part_stat.dtype, torch.float32),
+        ("kv_indptr dtype", call.kv_indptr.dtype, torch.int32),
+        ("kv_indices dtype", call.kv_indices.dtype, torch.int64),
+    ]
+    if call.out_cache_loc is not None:
+        expected.append(("out_cache_loc dtype", call.out_cache_loc.dtype, torch.int64))
+    reasons += [f"{n}: found {f}, expected {e}" for n, f, e in expected if f != e]
+    devices = {str(t.device) for t in call if t is not None}
+    if len(devices) != 1:
+        reasons.append(f"found tensors on {sorted(devices)}, expected one device")
+    return reasons
+
+
+def _shape_reasons(call: _Call, T: int, max_context_len: int) -> list[str]:
+    bs = call.kv_indptr.numel() - 1
+    rows, q_heads, dim = call.q.shape
+    slots, kv_heads, _ = call.k_buffer.shape
+    v_dim = call.v_buffer.shape[2]
+    splits = max_splits(max_context_len)
+    expected = [
+        ("q rows", rows, bs * T),
+        ("k_buffer head_dim", call.k_buffer.shape[2], dim),
+        ("v_buffer slots, heads", tuple(call.v_buffer.shape[:2]), (slots, kv_heads)),
+        ("out shape", tuple(call.out.shape), (rows, q_heads, v_dim)),
+        ("q_heads % kv_heads", q_heads % kv_heads, 0),
+        ("part_acc heads, dim", call.part_acc.shape[1::2], (q_heads, v_dim)),
+        ("part_stat shape", call.part_stat.shape, (*call.part_acc.shape[:3], 2)),
+    ]
+    reasons = [f"{n}: found {f}, expected {e}" for n, f, e in expected if f != e]
+    if call.part_acc.shape[0] < rows or call.part_acc.shape[2] < splits:
+        reasons.append(
+            f"part_acc: found room for {call.part_acc.shape[0]} rows of "
+            f"{call.part_acc.shape[2]} splits, expected at least {rows} of {splits}; "
+            "size it with scratch_shapes"
+        )
+    if not 1 <= bs <= _MAX_BS or T < 1:
+        reasons.append(f"found bs {bs}, T {T}, expected 1 to {_MAX_BS} and T >= 1")
+    if not (16 <= dim <= 256 and 16 <= v_dim <= 256):
+        reasons.append(f"head_dim: found {dim} and {v_dim}, expected 16 to 256")
+    if q_heads // kv_heads > _MAX_GROUP:
+        reasons.append(
+            f"heads per KV head: found {q_heads // kv_heads}, "
+            f"expected at most {_MAX_GROUP}"
+        )
+    if call.out_cache_loc is None and T != 1:
+        reasons.append(f"found T {T} without out_cache_loc, expected T = 1 (decode)")
+    if call.out_cache_loc is not None and call.out_cache_loc.numel() < bs * T:
+        reasons.append(
+            f"out_cache_loc: found {call.out_cache_loc.numel()} slots, "
+            f"expected at least {bs * T}"
+        )
+    return reasons
+
+
+def _check(call: _Call, T: int, sm_scale: float, max_context_len: int) -> None:
+    """Raise ValueError with every reason why this call is refused."""
+    reasons = arch.unsupported_reasons(call.q.device) + _layout_reasons(call)
+    if sm_scale <= 0.0:
+        reasons.append(f"sm_scale: found {sm_scale}, expected a positive number")
+    if not reasons:
+        reasons = _shape_reasons(call, T, max_context_len)
+    if reasons:
+        raise ValueError("decode_attention refused:\n- " + "\n- ".join(reasons))
+
+
+def decode_attention(
+    q: torch.Tensor,
+    k_buffer: torch.Tensor,
+    v_buffer: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    part_acc: torch.Tensor,
+    part_stat: torch.Tensor,
+    sm_scale: float,
+    max_context_len: int,
+    num_draft_tokens: int = 1,
+    out_cache_loc: torch.Tensor | None = None,
+) -> None:
+    """Attention of bs * T query rows, written to `out`; decode and verify alike.
+
+    q           [bs * T, q_heads, head_dim] bf16 or fp16, row r * T + i
+    k_buffer    [slots, kv_heads, head_dim]; v_buffer [slots, kv_heads, v_head_dim]
+    out         [bs * T, q_heads, v_head_dim]
+    kv_indptr   [bs + 1] int32, kv_indices int64: slots of each request as CSR. Decode
+                (out_cache_loc None, T = 1): all keys, the current token included.
+                Verify: the prefix only
+    out_cache_loc  [bs * T] int64, slots of the block's tokens (verify)
+    part_acc, part_stat  fp32 scratch, see `scratch_shapes`; contents need not survive
+    max_context_len  bound on prefix + T; it only sizes the check of the scratch
+
+    Raises ValueError, before any launch, with every reason why the call is refused. No
+    host synchronisation, no allocation.
+    """
+    call = _Call(
+        q,
+        k_buffer,
+        v_buffer,
+        out,
+        kv_indptr,
+        kv_indices,
+        out_cache_loc,
+        part_acc,
+        part_stat,
+    )
+    _check(call, num_draft_tokens, sm_scale, max_context_len)
+    _launch_attend(call, num_draft_tokens, sm_scale)
+    _launch_combine(call, num_draft_tokens, sm_scale)
+
+
+def _launch_attend(call: _Call, T: int, sm_scale: float) -> None:
+    tile = arch.pick(_TILES, call.q.device)
+    loc = call.kv_indices if call.out_cache_loc is None else call.out_cache_loc
+    kv_heads, dim = call.k_buffer.shape[1:]
+    v_dim = call.v_buffer.shape[2]
+    programs = arch.multiprocessors(call.q.device) * tile.programs_per_sm
+    _attend_kernel[(programs,)](
+        call.q,
+        call.k_buffer,
+        call.v_buffer,
+        call.kv_indptr,
+        call.kv_indices,
+        loc,
+        call.part_acc,
+        call.part_stat,
+        sm_scale * _LOG2_E,
+        call.kv_indptr.numel() - 1,
+        T,
+        0 if call.out_cache_loc is None else T,
+        *call.q.stride()[:2],
+        *call.k_buffer.stride()[:2],
+        *call.v_buffer.stride()[:2],
+        *call.part_acc.stride()[:2],
+        *call.part_stat.stride()[:2],
+        HKV=kv_heads,
+        GROUP=call.q.shape[1] // kv_heads,
+        D=dim,
+        DV=v_dim,
+        BLOCK_M=_BLOCK_M,
+        BLOCK_N=tile.block_n,
+        BLOCK_D=triton.next_power_of_2(dim),
+        BLOCK_DV=triton.next_power_of_2(v_dim),
+        MAX_BS=_MAX_BS,
+        **_TIERS,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+
+
+def _launch_combine(call: _Call, T: int, sm_scale: float) -> None:
+    rows, q_heads, v_dim = call.out.shape
+    block_dv = min(_COMBINE_BLOCK_D, triton.next_power_of_2(v_dim))
+    _combine_kernel[(rows, q_heads, triton.cdiv(v_dim, block_dv))](
+        call.part_acc,
+        call.part_stat,
+        call.kv_indptr,
+        call.out,
+        sm_scale * _LOG2_E,
+        T,
+        0 if call.out_cache_loc is None else T,
+        *call.part_acc.stride()[:2],
+        *call.part_stat.stride()[:2],
+        *call.out.stride()[:2],
+        DV=v_dim,
+        BLOCK_S=_COMBINE_BLOCK,
+        BLOCK_DV=block_dv,
+        **_TIERS,
+        num_warps=4,
+    )

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""decode_attention: accuracy, verify rows equal decode rows, invariance, refusal."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from sglang_exact_kernels import decode_attention as module
+from sglang_exact_kernels.decode_attention import (
+    decode_attention,
+    max_splits,
+    scratch_shapes,
+)
+from sglang_exact_kernels.invariance import (
+    assert_row_subset_invariance,
+    assert_same_bits,
+    bits,
+    different_elements,
+)
+from sglang_exact_kernels.reference import attention_fp64
+
+
+class Heads(NamedTuple):
+    q: int
+    kv: int
+    dim: int
+
+
+SMALL = Heads(q=6, kv=2, dim=32)
+MODEL_27B = Heads(q=24, kv=4, dim=256)
+
+
+class Case(NamedTuple):
+    """Requests with prefixes and a block of T draft tokens each."""
+
+    heads: Heads
+    T: int
+    q: torch.Tensor
+    k_buffer: torch.Tensor
+    v_buffer: torch.Tensor
+    prefixes: list[torch.Tensor]
+    blocks: list[torch.Tensor]
+
+    def row_slots(self, r: int, i: int) -> torch.Tensor:
+        return torch.cat([self.prefixes[r], self.blocks[r][: i + 1]])
+
+    def longest(self) -> int:
+        return max(len(p) for p in self.prefixes) + self.T
+
+    def _run(self, q: torch.Tensor, slots: list[torch.Tensor], **options: Any) -> Any:
+        device = q.device
+        lengths = torch.tensor([0, *(len(s) for s in slots)], device=device)
+        context = options.pop("max_context_len", self.longest())
+        acc, stat = scratch_shapes(len(q), self.heads.q, self.heads.dim, context)
+        out = torch.full_like(q, float("nan"))
+        decode_attention(
+            q,
+            self.k_buffer,
+            self.v_buffer,
+            out,
+            kv_indptr=lengths.cumsum(0).to(torch.int32),
+            kv_indices=torch.cat(slots),
+            part_acc=torch.full(acc, float("nan"), device=device),
+            part_stat=torch.full(stat, float("nan"), device=device),
+            sm_scale=self.heads.dim**-0.5,
+            max_context_len=context,
+            **options,
+        )
+        return out
+
+    def verify(self, requests: list[int] | None = None, **options: Any) -> torch.Tensor:
+        """[requests, T, heads, dim] as one verify launch."""
+        chosen = list(range(len(self.prefixes))) if requests is None else requests
+        q = self.q[chosen].flatten(0, 1).contiguous()
+        out = self._run(
+            q,
+            [self.prefixes[r] for r in chosen],
+            num_draft_tokens=self.T,
+            out_cache_loc=torch.cat([self.blocks[r] for r in chosen]),
+            **options,
+        )
+        return out.view(len(chosen), self.T, *out.shape[1:])
+
+    def decode(self, rows: list[tuple[int, int]], **options: Any) -> torch.Tensor:
+        """[rows, heads, dim]; each (request, position) as a decode row of its own."""
+        q = torch.stack([self.q[r, i] for r, i in rows])
+        return self._run(q, [self.row_slots(r, i) for r, i in rows], **options)
+
+    def fp64(self) -> torch.Tensor:
+        rows = [(r, i) for r in range(len(self.prefixes)) for i in range(self.T)]
+        out = attention_fp64(
+            self.q.flatten(0, 1),
+            self.k_buffer,
+            self.v_buffer,
+            [self.row_slots(r, i) for r, i in rows],
+            self.heads.dim**-0.5,
+        )
+        return out.view(len(self.prefixes), self.T, *out.shape[1:])
+
+
+def make_case(
+    heads: Heads,
+    lengths: list[int],
+    T: int,
+    device: torch.device,
+    seed: int,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Case:
+    """Random case; slots are scattered and every unused slot holds NaN."""
+    g = torch.Generator().manual_seed(seed)
+    used = sum(lengths) + T * len(lengths)
+    slots = torch.randperm(used + 7, generator=g)[:used]
+    kv = torch.full((2, used + 7, heads.kv, heads.dim), float("nan"))
+    kv[:, slots] = torch.randn(2, used, heads.kv, heads.dim, generator=g)
+    q = torch.randn(len(lengths), T, heads.q, heads.dim, generator=g) * 2
+    sizes = [n for length in lengths for n in (length, T)]
+    parts = slots.to(device).split(sizes)
+    return Case(
+        heads,
+        T,
+        q.to(device, dtype),
+        kv[0].to(device, dtype),
+        kv[1].to(device, dtype),
+        list(parts[0::2]),
+        list(parts[1::2]),
+    )
+
+
+@pytest.fixture
+def short_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiers small enough that a few hundred keys cross every edge."""
+    tiers = {"END_0": 128, "KEYS_0": 64, "END_1": 384, "KEYS_1": 128, "KEYS_2": 256}
+    for name, value in (
+        ("_TIER_0", (128, 64)),
+        ("_TIER_1", (384, 128)),
+        ("_TIER_2_KEYS", 256),
+        ("_N0", 2),
+        ("_N1", 4),
+        ("_TIERS", tiers),
+    ):
+        monkeypatch.setattr(module, name, value)
+
+
+def _split_edges() -> list[int]:
+    """Lengths at which a new split begins, from the host's formula."""
+    counts = [max_splits(n) for n in range(1, 300_000, 1)]
+    return [n + 1 for n in range(1, len(counts)) if counts[n] != counts[n - 1]]
+
+
+def test_split_edges_are_fixed_absolute_positions() -> None:
+    edges = _split_edges()
+    assert edges[:3] == [257, 513, 769]
+    assert all((e - 1) % 256 == 0 for e in edges)
+    assert max_splits(262_144) == 304
+    widths = {b - a for a, b in zip(edges, edges[1:], strict=False)}
+    assert widths == {256, 512, 1024}
+
+
+@pytest.mark.usefixtures("short_tiers")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_decode_attention_accuracy(device: torch.device, dtype: torch.dtype) -> None:
+    case = make_case(SMALL, [0, 63, 130, 700], 3, device, seed=1, dtype=dtype)
+    out = case.verify().double()
+    want = case.fp64()
+    unit = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-11
+    # p is rounded to the cache's dtype: an error of unit relative to sum(p * |v|),
+    # then one rounding of the output.
+    values = case.v_buffer[~case.v_buffer.isnan()].abs().max().item()
+    assert (out - want).abs().max().item() < unit * values
+    assert (out - want).abs().mean().item() < unit * 0.25
+
+
+@pytest.mark.usefixtures("short_tiers")
+@pytest.mark.parametrize("T", [1, 2, 8, 16])
+def test_verify_rows_equal_decode_rows(device: torch.device, T: int) -> None:
+    """Prefixes end just before, on and after tile and split edges."""
+    case = make_case(SMALL, [0, 1, 60, 64, 121, 380], T, device, seed=T)
+    out = case.verify()
+    rows = [(r, i) for r in range(len(case.prefixes)) for i in range(T)]
+    alone = case.decode(rows)
+    assert_same_bits(out.flatten(0, 1), alone)
+
+
+@pytest.mark.usefixtures("short_tiers")
+def test_verify_comparison_can_fail(device: torch.device) -> None:
+    """Row (r, 1) is not the decode row of (r, 0): a mask off by one is seen."""
+    case = make_case(SMALL, [40, 100], 2, device, seed=5)
+    out = case.verify()
+    wrong = case._replace(q=case.q.flip(1)).decode([(0, 0), (1, 0)])
+    assert different_elements(out[:, 1], wrong) > 0
+
+
+@pytest.mark.usefixtures("short_tiers")
+def test_decode_attention_row_subset_invariance(device: torch.device) -> None:
+    case = make_case(SMALL, [5, 200, 64, 450], 4, device, seed=6)
+    assert_row_subset_invariance(
+        lambda rows: case.verify(list(rows)), 4, [[0], [3], [2, 0], [3, 1, 2, 0]]
+    )
+
+
+@pytest.mark.usefixtures("short_tiers")
+def test_row_subset_invariance_can_fail(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Splits that depend on the longest context in the batch change bits."""
+    case = make_case(SMALL, [150, 450], 1, device, seed=7)
+
+    def cut_by_batch(rows: Any) -> torch.Tensor:
+        keys = 64 if len(list(rows)) == 2 else 128
+        monkeypatch.setattr(
+            module, "_TIERS", {**module._TIERS, "END_0": 128, "KEYS_0": keys}
+        )
+        return case.verify(list(rows))
+
+    with pytest.raises(AssertionError, match="elements differ in bits"):
+        assert_row_subset_invariance(cut_by_batch, 2, [[0]])
+
+
+@pytest.mark.usefixtures("short_tiers")
+def test_context_bound_does_not_change_bits(device: torch.device) -> None:
+    case = make_case(SMALL, [33, 300], 2, device, seed=8)
+    assert_same_bits(case.verify(), case.verify(max_context_len=5000))
+
+
+@pytest.mark.usefixtures("short_tiers")
+def test_padding_requests_are_harmless(device: torch.device) -> None:
+    case = make_case(SMALL, [70, 0, 1], 2, device, seed=9)
+    out = case.verify()
+    assert_same_bits(case.verify([0])[0], out[0])
+    assert not bool(out.isnan().any())
+    empty = case._run(
+        case.q[:, 0].contiguous(), [case.prefixes[0], *case.prefixes[1:2] * 2]
+    )
+    assert_same_bits(empty[1:], torch.zeros_like(empty[1:]))
+
+
+@pytest.mark.usefixtures("short_tiers")
+def test_decode_attention_repeats(device: torch.device) -> None:
+    case = make_case(SMALL, [129, 400], 3, device, seed=10)
+    first = case.verify()
+    for _ in range(3):
+        assert_same_bits(case.verify(), first)
+
+
+def test_decode_attention_refuses(device: torch.device) -> None:
+    case = make_case(SMALL, [10], 2, device, seed=11)
+    with pytest.raises(ValueError, match="expected T = 1"):
+        case._run(case.q.flatten(0, 1).contiguous(), case.prefixes, num_draft_tokens=2)
+    with pytest.raises(ValueError, match="quantised caches are not covered"):
+        case._replace(k_buffer=case.k_buffer.float()).verify()
+    with pytest.raises(ValueError, match="q rows: found 2, expected 3"):
+        case._run(
+            case.q.flatten(0, 1).contiguous(),
+            case.prefixes,
+            num_draft_tokens=3,
+            out_cache_loc=torch.cat(case.blocks * 2),
+        )
+    small = case._replace(q=case.q.flatten(0, 1)[:1])
+    with pytest.raises(ValueError, match="size it with scratch_shapes"):
+        q = small.q.contiguous()
+        acc, stat = scratch_shapes(1, SMALL.q, SMALL.dim, 12)
+        decode_attention(
+            q,
+            case.k_buffer,
+            case.v_buffer,
+            torch.empty_like(q),
+            kv_indptr=torch.tensor([0, 10], dtype=torch.int32, device=device),
+            kv_indices=case.prefixes[0],
+            part_acc=torch.empty(acc, device=device),
+            part_stat=torch.empty(stat, device=device),
+            sm_scale=1.0,
+            max_context_len=4096,
+        )
+    assert bits(case.q).dtype == torch.int16
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("T", [2, 8, 16])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [0, 1, 50, 56, 63, 64, 65, 248],
+        [249, 255, 256, 257, 1000, 1016, 4090, 8190],
+        [8185, 8192, 8200, 9000],
+        [32_760, 40_000],
+    ],
+)
+def test_verify_rows_equal_decode_rows_27b(
+    device: torch.device, T: int, lengths: list[int]
+) -> None:
+    case = make_case(MODEL_27B, lengths, T, device, seed=20 + T)
+    out = case.verify()
+    for i in range(T):
+        alone = case.decode([(r, i) for r in range(len(lengths))])
+        assert_same_bits(out[:, i], alone, f"position {i}")
+    for r in (0, len(lengths) - 1):
+        assert_same_bits(case.verify([r])[0], out[r], f"request {r} alone")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "heads",
+    [Heads(32, 8, 128), Heads(16, 16, 64), Heads(16, 2, 80), Heads(64, 4, 128)],
+)
+def test_verify_rows_equal_decode_rows_other_shapes(
+    device: torch.device, heads: Heads
+) -> None:
+    case = make_case(heads, [3, 250, 1021], 8, device, seed=30)
+    out = case.verify()
+    rows = [(r, i) for r in range(3) for i in range(8)]
+    assert_same_bits(out.flatten(0, 1), case.decode(rows))
+
+
+@pytest.mark.gpu
+def test_decode_attention_accuracy_27b(device: torch.device) -> None:
+    case = make_case(MODEL_27B, [1, 777, 9001], 8, device, seed=40)
+    error = (case.verify().double() - case.fp64()).abs()
+    assert error.mean().item() < 2.0**-10
+    assert error.max().item() < 2.0**-7 * 4
+
+
+@pytest.mark.gpu
+def test_decode_attention_under_a_cuda_graph(device: torch.device) -> None:
+    case = make_case(MODEL_27B, [500, 3000], 8, device, seed=50)
+    want = case.verify()
+    heads = case.heads
+    acc, stat = scratch_shapes(16, heads.q, heads.dim, case.longest())
+    q = case.q.flatten(0, 1).contiguous()
+    lengths = torch.tensor([0, 500, 3000], device=device).cumsum(0).to(torch.int32)
+    arguments = {
+        "kv_indptr": lengths,
+        "kv_indices": torch.cat(case.prefixes),
+        "part_acc": torch.empty(acc, device=device),
+        "part_stat": torch.empty(stat, device=device),
+        "sm_scale": heads.dim**-0.5,
+        "max_context_len": case.longest(),
+        "num_draft_tokens": 8,
+        "out_cache_loc": torch.cat(case.blocks),
+    }
+    out = torch.empty_like(q)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        decode_attention(q, case.k_buffer, case.v_buffer, out, **arguments)
+    for _ in range(3):
+        out.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_same_bits(out.view_as(want), want)
