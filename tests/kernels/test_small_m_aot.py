@@ -19,8 +19,6 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-
 import deep_gemm_wheels as wheels  # noqa: E402
 import ptx_machine as machine  # noqa: E402
 
