@@ -217,6 +217,8 @@ def request_body(case: Case, manner: Manner) -> dict[str, Any]:
     }
     if case.seed is not None:
         params["sampling_seed"] = case.seed
+    if case.stop_ids is not None:
+        params["stop_token_ids"] = list(range(*case.stop_ids))
     body: dict[str, Any] = {"sampling_params": params, "stream": manner.stream}
     if case.prompt.ids is not None:
         body["input_ids"] = list(case.prompt.ids)

@@ -103,7 +103,8 @@ def diagnose(
     reference = references[outcome.case].answer
     suspicion, weigh = Suspicion(result.name, outcome), _Weigher()
     _numbers(weigh, outcome.difference, outcome.answer, reference)
-    _choice(weigh, outcome.difference, outcome.answer, reference)
+    if not references[outcome.case].params["temperature"]:
+        _choice(weigh, outcome.difference, outcome.answer, reference)
     _alone(weigh, suspicion, arm, outcome, mine)
     _reject(weigh, suspicion, outcome.difference, mine.get(SOLO))
     _width(weigh, suspicion, outcome, results)
@@ -240,7 +241,7 @@ def _reject(
     share = rejects / max(len(answer.chunks) - 2, 1)
     text = (
         f"it is token {offset} of verify step {step}; the step before committed "
-        f"{before} of {width}"
+        f"{before} of {width} ({100 * share:.0f} % of all steps reject a draft)"
     )
     # Where most steps reject, following one means nothing.
     telling = suspicion.follows_reject and offset == 0 and share < 0.5
@@ -260,7 +261,7 @@ def _width(
             if other.case == outcome.case and width is not None:
                 found = other.difference
                 places[width] = None if found is None else found.position
-    if len(places) < 2:
+    if len(places) < 2 or set(places.values()) == {None}:
         return
     suspicion.moves_with_width = len(set(places.values())) > 1
     shown = ", ".join(

@@ -46,6 +46,8 @@ class Case(NamedTuple):
     ignore_eos: bool = True
     temperature: float = 0.0
     seed: int | None = None
+    # (start, stop, step) of the ids that end the generation.
+    stop_ids: tuple[int, int, int] | None = None
 
     def params(self) -> dict[str, Any]:
         """The sampling parameters as they are recorded and hashed."""
@@ -54,6 +56,7 @@ class Case(NamedTuple):
             "ignore_eos": self.ignore_eos,
             "temperature": self.temperature,
             "seed": self.seed,
+            "stop_ids": None if self.stop_ids is None else list(self.stop_ids),
         }
 
     def key(self) -> str:

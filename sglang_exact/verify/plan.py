@@ -32,7 +32,11 @@ REPEAT_PROMPTS = 8
 SEEDS = (11, 12)
 SEED_PROMPTS = 6
 SEED_TEMPERATURE = 0.8
-STOP_TOKENS = 2048
+STOP_TOKENS = 256
+STOP_PROMPTS = 12
+# Every 64th id ends the generation, so that it ends somewhere on any model, also on one
+# with random weights that never says EOS.
+STOP_EVERY = 64
 
 
 class Settings(NamedTuple):
@@ -150,8 +154,10 @@ class _Builder:
             return DEEP_TOKENS
         return SUITE_TOKENS[self.settings.suite]
 
-    def _short(self, limit: int) -> int:
-        return min(limit, self.settings.tokens or limit)
+    def _short(self, limit: int, prompt: Prompt) -> int:
+        """`limit`, or less where the user asked for less."""
+        own = self.settings.tokens or prompt.max_new_tokens
+        return min(limit, own or limit)
 
     def cases(self, arm: Arm) -> tuple[list[Case], str]:
         """The cases of an arm, or why there are none."""
@@ -165,22 +171,24 @@ class _Builder:
                 )
                 for i in range(count)
             ]
-            return [Case(p, self._short(LONG_TOKENS)) for p in made], ""
+            return [Case(p, self._short(LONG_TOKENS, p)) for p in made], ""
         if self.refusal:
             return [], self.refusal
         if arm.cases == "repeats":
             few = self.prompts[:REPEAT_PROMPTS]
-            return [Case(p, self._short(REPEAT_TOKENS)) for p in few], ""
+            return [Case(p, self._short(REPEAT_TOKENS, p)) for p in few], ""
         if arm.cases == "seeds":
             return [
-                Case(p, self._short(128), temperature=SEED_TEMPERATURE, seed=seed)
+                Case(p, self._short(128, p), temperature=SEED_TEMPERATURE, seed=seed)
                 for p in self.prompts[:SEED_PROMPTS]
                 for seed in SEEDS
             ], ""
         if arm.cases == "stops":
+            size = self.vocab_size
+            stop = None if size is None else (STOP_EVERY - 1, size, STOP_EVERY)
             return [
-                Case(p, self._short(STOP_TOKENS), ignore_eos=False)
-                for p in self.prompts
+                Case(p, self._short(STOP_TOKENS, p), ignore_eos=False, stop_ids=stop)
+                for p in self.prompts[:STOP_PROMPTS]
             ], ""
         return self.base, ""
 

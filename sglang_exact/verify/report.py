@@ -142,7 +142,7 @@ def _print_divergence(arm: str, row: dict[str, Any], console: Console) -> None:
         f"token {row['position']}, {', '.join(row['what'])}",
         f"  ids       served {row['ids']['served']}, "
         f"reference {row['ids']['reference']}",
-        f"  logprobs  served {row['logprobs']['served']}, "
+        f"  logprobs  served {row['logprobs']['served'] or 'not asked for'}, "
         f"reference {row['logprobs']['reference']}",
         f"  top-2 gap {_nats(row['top2_gap'])}; moves with draft width: "
         f"{_known(row['moves_with_draft_width'])}; survives at one in flight: "

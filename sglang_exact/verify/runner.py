@@ -9,7 +9,13 @@ from collections import deque
 from typing import NamedTuple, Protocol
 
 from sglang_exact.verify import diagnose, liveness
-from sglang_exact.verify.arms import REFERENCE, RESTARTED, START_HINTS, WIDTH
+from sglang_exact.verify.arms import (
+    LONG,
+    REFERENCE,
+    RESTARTED,
+    START_HINTS,
+    WIDTH,
+)
 from sglang_exact.verify.client import Failed, Refused
 from sglang_exact.verify.company import Company
 from sglang_exact.verify.compare import compare
@@ -80,6 +86,7 @@ class Runner:
         self.references = dict(references or {})
         self.done = dict(done or {})
         self.reference_errors: dict[str, str] = {}
+        self.reference_refusals: set[str] = set()
         self.results: list[ArmResult] = []
         self.probes: list[Outcome] = []
         self.interrupted = False
@@ -129,6 +136,8 @@ class Runner:
                 found = await self._reference(server, key, case)
             except (Refused, Failed) as error:
                 self.reference_errors[key] = str(error)
+                if isinstance(error, Refused):
+                    self.reference_refusals.add(key)
                 # A refusal (a prompt too long, say) is about the case, not the server.
                 failures = failures + 1 if isinstance(error, Failed) else 0
                 if failures >= GIVE_UP:
@@ -191,7 +200,9 @@ class Runner:
         servers = self._servers(planned)
         blocked = self._blocked(planned, servers)
         if blocked:
-            result.state, result.reasons = NOT_EXERCISED, blocked
+            off = self._not_offered(planned, servers)
+            result.state = NOT_OFFERED if off else NOT_EXERCISED
+            result.reasons = blocked
             self.writer.arm(result)
             return
         result.outcomes = self._keep(planned, before)
@@ -216,8 +227,18 @@ class Runner:
         if planned.refusal:
             return [planned.refusal]
         if not servers:
+            if planned.arm.role == REFERENCE and self.options.frozen_reference:
+                return ["the reference is a record, its server is not asked"]
             return [START_HINTS[planned.arm.role]]
         return self._no_reference(planned)
+
+    def _not_offered(self, planned: PlannedArm, servers: list[Server]) -> bool:
+        """Is what blocks the arm something that nobody offers, rather than a lack?"""
+        if planned.arm.role == REFERENCE and not servers:
+            return self.options.frozen_reference
+        optional = planned.arm.cases == "seeds" or planned.arm.cases in LONG
+        missing = {job.case.key() for job in planned.jobs} - set(self.references)
+        return optional and bool(missing) and missing <= self.reference_refusals
 
     def _keep(self, planned: PlannedArm, before: ArmResult | None) -> list[Outcome]:
         """Answers of an interrupted run that still count.

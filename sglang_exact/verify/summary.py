@@ -27,6 +27,8 @@ from sglang_exact.verify.model import (
 
 EXIT = {"verified": 0, "divergence": 1, "not verified": 2, "interrupted": 130}
 CURVES = 6
+# 3/n is an approximation for large n; below this it says nothing worth a line.
+FEWEST_FOR_BOUND = 30
 
 
 @dataclass(slots=True)
@@ -79,7 +81,7 @@ def counts(outcomes: Iterable[Outcome]) -> tuple[int, int]:
 
 def failure_bound(compared: int, equal: int) -> str | None:
     """What `compared` clean answers say about the failure rate: below 3/n at 95 %."""
-    if not compared or equal != compared:
+    if compared < FEWEST_FOR_BOUND or equal != compared:
         return None
     return f"failure rate below {300 / compared:.2g} % (3/n, n = {compared:,}, 95 %)"
 
@@ -122,15 +124,21 @@ def headline(run: Run) -> str:
     word = verdict(run)
     if word == "divergence":
         worst = [r.name for r in run.results if r.state == DIVERGED]
-        return f"DIVERGENCE in {', '.join(worst)}: {size}"
+        return f"DIVERGENCE in {_some(worst)}: {size}"
     if word == "verified":
         off = [r.name for r in run.results if r.state == NOT_OFFERED]
-        tail = f"; not offered by this server: {', '.join(off)}" if off else ""
+        tail = f"; not offered by this server: {_some(off)}" if off else ""
         return f"verified: {size}{tail}"
     if word == "interrupted":
         return f"INTERRUPTED, partial result: {size}"
     open_arms = [r.name for r in run.results if r.state != VERIFIED]
-    return f"NOT VERIFIED, {', '.join(open_arms) or 'nothing was asked'}: {size}"
+    return f"NOT VERIFIED, {_some(open_arms) or 'nothing was asked'}: {size}"
+
+
+def _some(names: list[str]) -> str:
+    """The first few names and how many there are besides."""
+    rest = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + rest
 
 
 def arm_row(run: Run, result: ArmResult) -> dict[str, Any]:
@@ -205,6 +213,7 @@ def to_json(run: Run) -> dict[str, Any]:
         "partial": run.interrupted,
         "compared": compared,
         "equal": equal,
+        "with_logprobs": sum(o.has_logprobs for r in run.results for o in r.outcomes),
         "failure_bound": failure_bound(compared, equal),
         "set_up_differences": apart,
         "numerics": tested.exact.get("numerics") if tested else None,

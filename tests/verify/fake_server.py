@@ -75,6 +75,7 @@ class FakeServer:
     exact: dict[str, Any] | None = None
     radix: bool = True
     incremental: bool = False
+    context_length: int = 10**6
     process: int = 1
     requests: int = 0
     running: int = 0
@@ -172,6 +173,8 @@ class FakeServer:
                 {"error": {"message": "boom \x1b[31m<script>alert(1)</script>"}},
                 status=500,
             )
+        if len(self._context(body)) > self.context_length:
+            return web.json_response({"error": "longer than the context"}, status=400)
         if "refuse" in kinds:
             return web.json_response({"error": "not under exact mode"}, status=400)
         if "hang" in kinds:
@@ -218,7 +221,8 @@ class FakeServer:
                 token = row[1 if self.speculative else 0][1]
             ids.append(token)
             rows.append(row)
-            if not params["ignore_eos"] and token % 16 == EOS:
+            ends = token in params.get("stop_token_ids", ())
+            if ends or (not params["ignore_eos"] and token % 16 == EOS):
                 finish = {"type": "stop", "matched": token}
                 break
         chosen = [

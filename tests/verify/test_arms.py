@@ -37,9 +37,11 @@ def test_every_arm_is_verified_where_it_can_be(tmp_path: Path) -> None:
     assert set(states(run).values()) == {"verified"}, reasons(run)
     repeats = next(r for r in run.results if r.name == "repeats")
     assert len(repeats.outcomes) == 24
-    assert summary.failure_bound(24, 24) == (
-        "failure rate below 12 % (3/n, n = 24, 95 %)"
+    assert summary.failure_bound(1200, 1200) == (
+        "failure rate below 0.25 % (3/n, n = 1,200, 95 %)"
     )
+    assert summary.failure_bound(29, 29) is None
+    assert summary.failure_bound(1200, 1199) is None
 
 
 @pytest.mark.parametrize("name", sorted(OWN_SERVER))
@@ -258,3 +260,17 @@ def test_server_that_stays_away_could_not_run(tmp_path: Path) -> None:
     run = asyncio.run(go())
     assert set(states(run).values()) == {"could not run"}
     assert "did not answer again" in reasons(run)
+
+
+def test_prompt_longer_than_the_context_is_not_offered(tmp_path: Path) -> None:
+    async def go() -> summary.Run:
+        async with (
+            FakeServer(speculative=False, context_length=4000) as plain,
+            FakeServer(context_length=4000) as tested,
+        ):
+            plan = settings("long-2k,long-8k")
+            return await session.verify(inputs(tested, plain, tmp_path, plan), silent)
+
+    run = asyncio.run(go())
+    assert states(run) == {"long-2k": "verified", "long-8k": "not offered"}
+    assert "longer than the context" in reasons(run)

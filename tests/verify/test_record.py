@@ -53,6 +53,12 @@ def test_replay_verifies_and_can_fail(tmp_path: Path) -> None:
     assert summary.verdict(bad) == "divergence"
 
 
+def test_replay_has_no_control_arm(tmp_path: Path) -> None:
+    run = replay(tmp_path, record_plain(tmp_path, "speculation"), "plain-repeat")
+    assert states(run) == {"plain-repeat": "not offered"}
+    assert summary.EXIT[summary.verdict(run)] == 2
+
+
 def test_reference_file_that_lacks_a_case_says_so(tmp_path: Path) -> None:
     reference = record_plain(tmp_path, "speculation")
     run = replay(tmp_path, reference, "speculation,long-2k")
