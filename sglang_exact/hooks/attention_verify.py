@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sglang_exact.hooks import decode_attention
 from sglang_exact.hooks.base import Hook, refuse_unknown
 from sglang_exact.hooks.gdn_verify import UnsupportedVerify
 
@@ -105,6 +106,8 @@ def allocate_rows(
     """After init_cuda_graph_state: row buffers for the largest captured verify."""
     if self.is_draft_runner or not self.num_draft_tokens:
         return
+    if decode_attention.is_own(self):
+        return
     rows = _allocate(
         self, max_num_tokens, self.cuda_graph_attn_logits, self.cuda_graph_attn_lse
     )
@@ -114,6 +117,8 @@ def allocate_rows(
 def _fill_rows(hybrid: Any, forward_batch: Any) -> None:
     backend = hybrid.full_attn_backend
     if backend.is_draft_runner or not forward_batch.forward_mode.is_target_verify():
+        return
+    if decode_attention.is_own(backend):
         return
     from sglang_exact_kernels.verify_rows import fill_verify_rows
 
@@ -191,7 +196,26 @@ def verify_rows(
         return result
     _check_layer(self, layer, causal, sinks, score_mod)
     heads = layer.tp_q_head_num
-    num_rows = forward_batch.batch_size * self.forward_metadata.max_extend_len
+    metadata = self.forward_metadata
+    num_rows = forward_batch.batch_size * metadata.max_extend_len
+    if decode_attention.is_own(self):
+        pool = self.token_to_kv_pool
+        decode_attention.attend(
+            self,
+            (
+                pool.get_key_buffer(layer.layer_id),
+                pool.get_value_buffer(layer.layer_id),
+            ),
+            q.view(-1, heads, layer.qk_head_dim),
+            o.view(-1, heads, layer.v_head_dim),
+            part_acc=None,
+            kv_indptr=metadata.kv_indptr[: forward_batch.batch_size + 1],
+            kv_indices=metadata.kv_indices,
+            sm_scale=layer.scaling,
+            num_draft_tokens=metadata.max_extend_len,
+            out_cache_loc=forward_batch.out_cache_loc[:num_rows],
+        )
+        return o
     rows = _rows(self, num_rows)
     self.decode_attention_fwd(
         q.view(-1, heads, layer.qk_head_dim),
