@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 
 import torch  # noqa: E402
 import triton  # noqa: E402
+from triton.runtime.errors import OutOfResources  # noqa: E402
 
 from sglang_exact_kernels.small_m_gemm import small_m_gemm  # noqa: E402
 from sglang_exact_kernels.tiles import (  # noqa: E402
@@ -79,6 +80,17 @@ def candidates(limit: int) -> list[Tile]:
     """Candidates whose pipeline fits into `limit` bytes, each without and with PDL."""
     fits = [t for t in CANDIDATES if t.smem_bytes <= limit]
     return fits + [t._replace(pdl=True) for t in fits]
+
+
+def failure(tile: Tile, n: int, k: int) -> str | None:
+    """Why `tile` does not run on this device, or None; compiles it if need be."""
+    a, w = random_inputs(n, k, 1)
+    try:
+        small_m_gemm(a[:1].contiguous(), w[0], tile=tile)
+        torch.cuda.synchronize()
+    except (OutOfResources, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def deep_gemm_nt(a: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None:
@@ -195,11 +207,30 @@ def leaders(tiles: list[Tile], times: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def choose(times: dict[str, dict[str, Any]], differs: dict[str, Any]) -> str | None:
-    """The tile with the least summed chain time among those with DeepGEMM's bits."""
+    """The tile with the least summed chain time among those with DeepGEMM's bits.
+
+    PDL is chosen only where it saves 1 % or more: less is noise.
+    """
     names = [x for x in times["1"]["chain"] if x[0].isdigit() and x not in differs]
     if not names:
         return None
-    return min(names, key=lambda x: sum(t["chain"][x] for t in times.values()))
+
+    def cost(name: str) -> float:
+        handicap = 1.01 if name.endswith("pdl") else 1.0
+        return handicap * sum(t["chain"][name] for t in times.values())
+
+    return min(names, key=cost)
+
+
+def table_row(shape: str, name: str, tiles: list[Tile]) -> str:
+    """The line for tiles.py; `_SWEEP` there says where the numbers come from."""
+    tile = next(t for t in tiles if label(t) == name)
+    n, k = shape.split("x")
+    flags = "".join(
+        f", {flag}=True" for flag in ("swap_ab", "pdl") if getattr(tile, flag)
+    )
+    numbers = ", ".join(map(str, tile[:4]))
+    return f"({n}, {k}): Tile({numbers}{flags}, measured=True, source=_SWEEP),"
 
 
 def warm_up(slot: int, slots: int, tiles: list[Tile]) -> None:
@@ -211,8 +242,7 @@ def warm_up(slot: int, slots: int, tiles: list[Tile]) -> None:
         deep_gemm_nt(a[:m].contiguous(), w[0], out)
     pairs = itertools.product(tiles, ((96, 5120), (5120, 6144)))
     for tile, (n, k) in list(pairs)[slot::slots]:
-        a, w = random_inputs(n, k, 1)
-        small_m_gemm(a[:1].contiguous(), w[0], tile=tile)
+        failure(tile, n, k)
     torch.cuda.synchronize()
 
 
@@ -276,6 +306,12 @@ def main() -> int:
     begin = time.monotonic()
     start_workers(args.slots)
     result: dict[str, Any] = {"facts": facts(), "shapes": {}}
+    failed = {t: failure(t, 5120, 6144) for t in tiles}
+    for tile, why in failed.items():
+        if why is not None:
+            print(f"left out: {label(tile)}: {why}")
+    tiles = [t for t in tiles if failed[t] is None]
+    result["left_out"] = {label(t): why for t, why in failed.items() if why}
     print(f"compiled after {time.monotonic() - begin:.0f} s", flush=True)
     wrong = 0
     for n, k in SHAPES:
@@ -287,6 +323,10 @@ def main() -> int:
         report(n, k, row)
         args.output_file.write_text(json.dumps(result, indent=1))
         torch.cuda.empty_cache()
+    print("rows for tiles.py:")
+    for shape, row in result["shapes"].items():
+        if row["choice"]:
+            print(f"        {table_row(shape, row['choice'], tiles)}")
     controls = [s for s, r in result["shapes"].items() if "cublas" in r["differs"]]
     print(f"control: cuBLAS differs at {len(controls)} of {len(SHAPES)} shapes")
     print(f"tiles or DeepGEMM rows that differ: {wrong} (expected 0)")
