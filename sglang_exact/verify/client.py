@@ -170,7 +170,9 @@ class Client:
                     sample = await _read_stream(response, manner)
                 else:
                     body = load_json(await _read(response))
-                    sample = parse_answer(body, logprobs=manner.logprobs)
+                    sample = parse_answer(
+                        body, logprobs=manner.logprobs, top_k=manner.top
+                    )
         except BadAnswer as error:
             raise Failed(self.scrub(str(error))) from error
         except TimeoutError as error:
@@ -250,7 +252,7 @@ async def _read_stream(response: aiohttp.ClientResponse, manner: Manner) -> Samp
         reader.feed(line)
         if reader.done:
             break
-    return reader.finish(logprobs=manner.logprobs)
+    return reader.finish(logprobs=manner.logprobs, top_k=manner.top)
 
 
 def _named(error: BaseException) -> str:

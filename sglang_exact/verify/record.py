@@ -43,6 +43,7 @@ class Contents(NamedTuple):
     results: list[ArmResult]
     probes: list[Outcome]
     end: dict[str, Any] | None
+    refusals: dict[str, str]
 
 
 def sample_to_json(sample: Sample) -> dict[str, Any]:
@@ -147,6 +148,10 @@ class Writer:
     def outcome(self, outcome: Outcome) -> None:
         self.write("outcome", outcome_to_json(outcome))
 
+    def refusal(self, case: str, message: str) -> None:
+        """The reference refused this case with a 4xx."""
+        self.write("refusal", {"case": case, "message": message})
+
     def arm(self, result: ArmResult) -> None:
         row = asdict(result)
         del row["outcomes"]
@@ -199,6 +204,7 @@ class _Reader:
         self.results: dict[str, ArmResult] = {}
         self.probes: list[Outcome] = []
         self.end: dict[str, Any] | None = None
+        self.refusals: dict[str, str] = {}
 
     def take(self, row: dict[str, Any]) -> None:
         kind = row.pop("kind")
@@ -230,6 +236,8 @@ class _Reader:
             self.results[row["name"]] = ArmResult(outcomes=outcomes, **row)
         elif kind == "arm-restart":
             self.results.pop(row["name"], None)
+        elif kind == "refusal":
+            self.refusals[row["case"]] = str(row["message"])
         elif kind == "end":
             self.end = row
         else:
@@ -246,4 +254,5 @@ class _Reader:
             list(self.results.values()),
             self.probes,
             self.end,
+            self.refusals,
         )

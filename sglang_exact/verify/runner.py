@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from sglang_exact.verify import diagnose, liveness
 from sglang_exact.verify.arms import (
@@ -19,6 +18,7 @@ from sglang_exact.verify.arms import (
 from sglang_exact.verify.client import Failed, Refused
 from sglang_exact.verify.company import Company
 from sglang_exact.verify.compare import compare
+from sglang_exact.verify.drive import ArmRun
 from sglang_exact.verify.fleet import Fleet, InFlight, Server
 from sglang_exact.verify.model import (
     COULD_NOT_RUN,
@@ -32,7 +32,6 @@ from sglang_exact.verify.model import (
     REFUSED,
     VERIFIED,
     ArmResult,
-    Case,
     Manner,
     Outcome,
     Reference,
@@ -40,22 +39,13 @@ from sglang_exact.verify.model import (
 )
 from sglang_exact.verify.plan import Job, Plan, PlannedArm
 from sglang_exact.verify.record import Writer
+from sglang_exact.verify.reference import Display, ReferenceBook
 
-# After this many failures in a row an arm is given up: 1,200 timeouts help nobody.
-GIVE_UP = 3
 PROBED_CASES = 2
 SELF_REFERENCE = (
     "compared with this server's own answers one at a time: no plain reference was "
     "given (--reference URL or FILE)"
 )
-
-
-class Display(Protocol):
-    """Where progress goes."""
-
-    def begin(self, name: str, tokens: int) -> None: ...
-    def advance(self, tokens: int) -> None: ...
-    def say(self, text: str) -> None: ...
 
 
 class Options(NamedTuple):
@@ -79,14 +69,21 @@ class Runner:
         display: Display,
         options: Options,
         references: dict[str, Reference] | None = None,
+        refusals: dict[str, str] | None = None,
         done: dict[str, ArmResult] | None = None,
     ):
         self.plan, self.fleet, self.writer = plan, fleet, writer
         self.display, self.options = display, options
-        self.references = dict(references or {})
+        self.book = ReferenceBook(
+            references or {},
+            writer,
+            display,
+            plan.settings.top,
+            options.reconnect_s,
+            refusals or {},
+        )
+        self.references = self.book.answers
         self.done = dict(done or {})
-        self.reference_errors: dict[str, str] = {}
-        self.reference_refusals: set[str] = set()
         self.results: list[ArmResult] = []
         self.probes: list[Outcome] = []
         self.interrupted = False
@@ -113,81 +110,12 @@ class Runner:
                 arm = planned.arm
                 self.results.append(ArmResult(arm.name, arm.title, NOT_REACHED))
 
-    # -- reference ---------------------------------------------------------------
-
     async def record_references(self) -> None:
         """Ask the reference for every case that the record does not hold yet."""
-        missing = {
-            key: case
-            for key, case in self.plan.cases().items()
-            if key not in self.references
-        }
-        if self.options.frozen_reference or not missing:
+        if self.options.frozen_reference:
             return
         server = self.fleet.reference or self.fleet.tested
-        total = sum(
-            c.max_new_tokens * (1 + (c.seed is not None)) for c in missing.values()
-        )
-        self.display.begin("reference", total)
-        await self._flush(server)
-        failures = 0
-        for key, case in missing.items():
-            try:
-                found = await self._reference(server, key, case)
-            except (Refused, Failed) as error:
-                self.reference_errors[key] = str(error)
-                if isinstance(error, Refused):
-                    self.reference_refusals.add(key)
-                # A refusal (a prompt too long, say) is about the case, not the server.
-                failures = failures + 1 if isinstance(error, Failed) else 0
-                if failures >= GIVE_UP:
-                    server.down = server.down or f"gave up: {error}"
-            else:
-                failures = 0
-                self.references[key] = found
-                self.writer.reference(found)
-            self.display.advance(case.max_new_tokens)
-
-    async def _reference(self, server: Server, key: str, case: Case) -> Reference:
-        manner = Manner(top=self.plan.settings.top)
-        answer, _ = await server.ask(case, manner, self.options.reconnect_s)
-        if None in answer.logprobs:
-            raise Failed("the reference gave a logprob that is not finite")
-        if answer.counters.verify and not self.options.self_reference:
-            raise Failed(
-                f"the reference speculates ({answer.counters.verify} verify steps); "
-                "expected a server started without --speculative-*"
-            )
-        unstable = ""
-        if case.seed is not None:
-            again, _ = await server.ask(case, manner, self.options.reconnect_s)
-            self.display.advance(case.max_new_tokens)
-            if compare(again, answer) is not None:
-                unstable = "the reference does not repeat a seeded answer"
-        prompt = case.prompt
-        return Reference(
-            key, prompt.id, prompt.sha256(), case.params(), answer, unstable
-        )
-
-    def _no_reference(self, planned: PlannedArm) -> list[str]:
-        keys = {job.case.key() for job in planned.jobs}
-        reasons = sorted(
-            {self.references[k].unstable for k in keys if k in self.references} - {""}
-        )
-        absent = sorted(keys - set(self.references))
-        if absent:
-            said = {
-                self.reference_errors[k] for k in absent if k in self.reference_errors
-            }
-            hint = "; ".join(sorted(said)) or (
-                "record them with sglang-exact record and the same options"
-            )
-            reasons.append(
-                f"no reference for {len(absent)} of {len(keys)} cases: {hint}"
-            )
-        return reasons
-
-    # -- arms --------------------------------------------------------------------
+        await self.book.record(server, self.plan.cases(), self.options.self_reference)
 
     async def _arm(self, planned: PlannedArm) -> None:
         arm = planned.arm
@@ -230,15 +158,14 @@ class Runner:
             if planned.arm.role == REFERENCE and self.options.frozen_reference:
                 return ["the reference is a record, its server is not asked"]
             return [START_HINTS[planned.arm.role]]
-        return self._no_reference(planned)
+        return self.book.lacking(planned)
 
     def _not_offered(self, planned: PlannedArm, servers: list[Server]) -> bool:
         """Is what blocks the arm something that nobody offers, rather than a lack?"""
         if planned.arm.role == REFERENCE and not servers:
             return self.options.frozen_reference
         optional = planned.arm.cases == "seeds" or planned.arm.cases in LONG
-        missing = {job.case.key() for job in planned.jobs} - set(self.references)
-        return optional and bool(missing) and missing <= self.reference_refusals
+        return optional and self.book.all_refused(planned)
 
     def _keep(self, planned: PlannedArm, before: ArmResult | None) -> list[Outcome]:
         """Answers of an interrupted run that still count.
@@ -291,7 +218,7 @@ class Runner:
         if arm.flush and (problem := await self._flush(server)):
             result.notes.append(problem)
         seen, counter = len(server.returns), InFlight()
-        run = _ArmRun(self, server, planned, result, todo, counter)
+        run = ArmRun(self.book, self.outcome, server, planned, result, todo, counter)
         neighbours = company.start(server, counter, self.options.reconnect_s)
         try:
             async with asyncio.TaskGroup() as group:
@@ -340,8 +267,6 @@ class Runner:
             latency_s=sample.latency_s,
             probe=probe,
         )
-
-    # -- verdict -----------------------------------------------------------------
 
     async def _judge(
         self,
@@ -422,53 +347,3 @@ class Runner:
         outcome = self.outcome(server, job, "probe", sample, probe=name)
         self.probes.append(outcome)
         self.writer.outcome(outcome)
-
-
-class _ArmRun:
-    """The workers of one arm on one server."""
-
-    def __init__(
-        self,
-        runner: Runner,
-        server: Server,
-        planned: PlannedArm,
-        result: ArmResult,
-        todo: deque[Job],
-        counter: InFlight,
-    ):
-        self.runner, self.server, self.planned = runner, server, planned
-        self.result, self.todo, self.counter = result, todo, counter
-        self.failures = 0
-
-    async def worker(self, delay: float) -> None:
-        """Take requests until there are none left or too many failed in a row."""
-        await asyncio.sleep(delay)
-        while self.todo and self.failures < GIVE_UP:
-            job = self.todo.popleft()
-            token = self.counter.enter()
-            began = time.monotonic()
-            try:
-                outcome = await self._ask(job)
-            finally:
-                peak = self.counter.leave(token)
-            outcome.in_flight = peak
-            outcome.latency_s = time.monotonic() - began
-            self.failures = self.failures + 1 if outcome.status == FAILED else 0
-            self.result.outcomes.append(outcome)
-            self.runner.writer.outcome(outcome)
-            self.runner.display.advance(job.case.max_new_tokens)
-
-    async def _ask(self, job: Job) -> Outcome:
-        runner, name = self.runner, self.planned.arm.name
-        try:
-            sample, attempts = await self.server.ask(
-                job.case, job.manner, runner.options.reconnect_s
-            )
-        except (Refused, Failed) as error:
-            status = REFUSED if isinstance(error, Refused) else FAILED
-            return Outcome(
-                name, job.case.key(), job.index, self.server.label, status, str(error)
-            )
-        outcome = runner.outcome(self.server, job, name, sample)
-        outcome.attempts = attempts
-        return outcome

@@ -18,7 +18,8 @@ from sglang_exact.verify.client import Failed
 from sglang_exact.verify.fleet import Address, Fleet, connect
 from sglang_exact.verify.model import ArmResult, Case
 from sglang_exact.verify.plan import Plan, Settings
-from sglang_exact.verify.runner import Display, Options, Runner
+from sglang_exact.verify.reference import Display
+from sglang_exact.verify.runner import Options, Runner
 from sglang_exact.verify.summary import Run
 
 DisplayFactory = Callable[[int], AbstractContextManager[Display]]
@@ -79,7 +80,8 @@ async def verify(inputs: Inputs, display: DisplayFactory) -> Run:
         for info in servers:
             writer.server(info)
         shown = stack.enter_context(display(_tokens(plan, references, done, given)))
-        runner = Runner(plan, fleet, writer, shown, options, references, done)
+        refusals = given.refusals if given else {}
+        runner = Runner(plan, fleet, writer, shown, options, references, refusals, done)
         await runner.run()
         finished = now()
         writer.end({"finished": finished, "interrupted": runner.interrupted})
@@ -96,7 +98,10 @@ async def verify(inputs: Inputs, display: DisplayFactory) -> Run:
 
 
 async def record_reference(inputs: Inputs, display: DisplayFactory) -> list[str]:
-    """Record a plain server's answers for later; returns what could not be recorded."""
+    """Record a plain server's answers for later; returns what could not be recorded.
+
+    A case that the server refuses with a 4xx is recorded as refused.
+    """
     async with AsyncExitStack() as stack:
         fleet = await connect(
             stack,
@@ -122,7 +127,9 @@ async def record_reference(inputs: Inputs, display: DisplayFactory) -> list[str]
         writer.end({"finished": now(), "interrupted": False})
         refused = [p.refusal for p in plan.arms if p.refusal]
         return refused + [
-            f"{key}: {text}" for key, text in runner.reference_errors.items()
+            f"{key}: {text}"
+            for key, text in runner.book.errors.items()
+            if key not in runner.book.refused
         ]
 
 

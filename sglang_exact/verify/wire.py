@@ -62,8 +62,12 @@ def error_text(raw: bytes) -> str:
     return clean(body)
 
 
-def parse_answer(body: Any, *, logprobs: bool, chunks: tuple[int, ...] = ()) -> Sample:
+def parse_answer(
+    body: Any, *, logprobs: bool, top_k: int = 0, chunks: tuple[int, ...] = ()
+) -> Sample:
     """Check a finished /generate answer and take what is compared out of it.
+
+    `logprobs` and `top_k` say what was asked for and so has to be there.
 
     Raises BadAnswer where a field is missing, has another type, or contradicts another.
     """
@@ -85,7 +89,7 @@ def parse_answer(body: Any, *, logprobs: bool, chunks: tuple[int, ...] = ()) -> 
     top: tuple[tuple[tuple[int | None, int], ...], ...] = ()
     if logprobs:
         values = _chosen(meta.get("output_token_logprobs"), ids)
-        top = _top(meta.get("output_top_logprobs"), len(ids))
+        top = _top(meta.get("output_top_logprobs"), len(ids), top_k)
     return Sample(
         ids=ids,
         logprobs=values,
@@ -158,8 +162,10 @@ def _chosen(value: Any, ids: tuple[int, ...]) -> tuple[int | None, ...]:
     return tuple(bits for bits, _ in pairs)
 
 
-def _top(value: Any, length: int) -> tuple[tuple[tuple[int | None, int], ...], ...]:
-    if value is None:
+def _top(
+    value: Any, length: int, top_k: int
+) -> tuple[tuple[tuple[int | None, int], ...], ...]:
+    if value is None and not top_k:
         return ()
     if not isinstance(value, list) or len(value) != length:
         raise BadAnswer("output_top_logprobs does not cover every output position")
@@ -258,7 +264,7 @@ class StreamReader:
                 self._lists[key] = part if whole else self._lists.get(key, []) + part
         self._last = body
 
-    def finish(self, *, logprobs: bool) -> Sample:
+    def finish(self, *, logprobs: bool, top_k: int = 0) -> Sample:
         """The whole answer. Raises BadAnswer if the stream ended early."""
         if self._last is None:
             raise BadAnswer("the stream ended before any token")
@@ -266,4 +272,6 @@ class StreamReader:
             raise BadAnswer("the stream ended without [DONE]: answer cut off")
         meta = {**self._last["meta_info"], **self._lists}
         body = {"output_ids": self._ids, "meta_info": meta}
-        return parse_answer(body, logprobs=logprobs, chunks=tuple(self._chunks))
+        return parse_answer(
+            body, logprobs=logprobs, top_k=top_k, chunks=tuple(self._chunks)
+        )

@@ -18,11 +18,11 @@ from sglang_exact.verify.fleet import Address
 ARMS = "speculation,seeds,long-2k,stops"
 
 
-def record_plain(path: Path, arms: str = ARMS) -> Path:
+def record_plain(path: Path, arms: str = ARMS, **server: object) -> Path:
     """Record an honest plain server and return the file."""
 
     async def go() -> list[str]:
-        async with FakeServer(speculative=False) as plain:
+        async with FakeServer(speculative=False, **server) as plain:
             given = inputs(plain, None, path, settings(arms, tokens=40))
             both = [Address(TESTED, plain.url), Address(REFERENCE, plain.url)]
             return await session.record_reference(
@@ -57,6 +57,12 @@ def test_replay_has_no_control_arm(tmp_path: Path) -> None:
     run = replay(tmp_path, record_plain(tmp_path, "speculation"), "plain-repeat")
     assert states(run) == {"plain-repeat": "not offered"}
     assert summary.EXIT[summary.verdict(run)] == 2
+
+
+def test_recorded_refusal_is_not_offered(tmp_path: Path) -> None:
+    reference = record_plain(tmp_path, "speculation,long-2k", context_length=2000)
+    run = replay(tmp_path, reference, "speculation,long-2k")
+    assert states(run) == {"speculation": "verified", "long-2k": "not offered"}
 
 
 def test_reference_file_that_lacks_a_case_says_so(tmp_path: Path) -> None:

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference answers: asked once, one at a time, of a server without speculation."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sglang_exact.verify.client import Failed, Refused
+from sglang_exact.verify.compare import compare
+from sglang_exact.verify.fleet import Server
+from sglang_exact.verify.model import Case, Manner, Reference
+from sglang_exact.verify.plan import PlannedArm
+from sglang_exact.verify.record import Writer
+
+# After this many failures in a row a server is given up: 1,200 timeouts help nobody.
+GIVE_UP = 3
+
+
+class Display(Protocol):
+    """Where progress goes."""
+
+    def begin(self, name: str, tokens: int) -> None: ...
+    def advance(self, tokens: int) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+class ReferenceBook:
+    """Every reference answer of a run, and why some are missing.
+
+    `answers` is keyed by Case.key(); `top` is the number of top logprobs asked for.
+    """
+
+    def __init__(
+        self,
+        answers: dict[str, Reference],
+        writer: Writer,
+        display: Display,
+        top: int,
+        reconnect_s: float,
+        refusals: dict[str, str],
+    ):
+        self.answers = dict(answers)
+        self.errors = dict(refusals)
+        self.refused = set(refusals)
+        self.writer, self.display = writer, display
+        self.top, self.reconnect_s = top, reconnect_s
+
+    async def record(
+        self, server: Server, cases: dict[str, Case], may_speculate: bool
+    ) -> None:
+        """Ask `server` for every case that is not in the book yet."""
+        missing = {key: case for key, case in cases.items() if key not in self.answers}
+        if not missing:
+            return
+        total = sum(
+            c.max_new_tokens * (1 + (c.seed is not None)) for c in missing.values()
+        )
+        self.display.begin("reference", total)
+        await server.client.flush()
+        failures = 0
+        for key, case in missing.items():
+            try:
+                found = await self._ask(server, key, case, may_speculate)
+            except (Refused, Failed) as error:
+                self.errors[key] = str(error)
+                if isinstance(error, Refused):
+                    self.refused.add(key)
+                    self.writer.refusal(key, str(error))
+                # A refusal (a prompt too long, say) is about the case, not the server.
+                failures = failures + 1 if isinstance(error, Failed) else 0
+                if failures >= GIVE_UP:
+                    server.down = server.down or f"gave up: {error}"
+            else:
+                failures = 0
+                self.answers[key] = found
+                self.writer.reference(found)
+            self.display.advance(case.max_new_tokens)
+
+    async def _ask(
+        self, server: Server, key: str, case: Case, may_speculate: bool
+    ) -> Reference:
+        manner = Manner(top=self.top)
+        answer, _ = await server.ask(case, manner, self.reconnect_s)
+        if None in answer.logprobs:
+            raise Failed("the reference gave a logprob that is not finite")
+        if answer.counters.verify and not may_speculate:
+            raise Failed(
+                f"the reference speculates ({answer.counters.verify} verify steps); "
+                "expected a server started without --speculative-*"
+            )
+        unstable = ""
+        if case.seed is not None:
+            again, _ = await server.ask(case, manner, self.reconnect_s)
+            self.display.advance(case.max_new_tokens)
+            if compare(again, answer) is not None:
+                unstable = "the reference does not repeat a seeded answer"
+        prompt = case.prompt
+        return Reference(
+            key, prompt.id, prompt.sha256(), case.params(), answer, unstable
+        )
+
+    def lacking(self, planned: PlannedArm) -> list[str]:
+        """Why an arm cannot be compared; empty if every case has a usable answer."""
+        keys = {job.case.key() for job in planned.jobs}
+        known = [self.answers[key] for key in keys if key in self.answers]
+        reasons = sorted({found.unstable for found in known} - {""})
+        absent = sorted(keys - set(self.answers))
+        if absent:
+            said = sorted({self.errors[key] for key in absent if key in self.errors})
+            hint = "; ".join(said) or (
+                "record them with sglang-exact record and the same options"
+            )
+            reasons.append(
+                f"no reference for {len(absent)} of {len(keys)} cases: {hint}"
+            )
+        return reasons
+
+    def all_refused(self, planned: PlannedArm) -> bool:
+        """Is every missing case one that the reference refused with a 4xx?"""
+        missing = {job.case.key() for job in planned.jobs} - set(self.answers)
+        return bool(missing) and missing <= self.refused
