@@ -26,7 +26,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
 
 import torch  # noqa: E402
 import triton  # noqa: E402
@@ -262,7 +263,9 @@ def report(n: int, k: int, row: dict[str, Any]) -> None:
     for m, times in row["times"].items():
         tiles = {x: t for x, t in times["alone"].items() if x[0].isdigit()}
         best = sorted(tiles, key=lambda x: tiles[x])[:3]
-        chain = {x: round(t, 2) for x, t in times["chain"].items()}
+        shown = sorted(times["chain"], key=times["chain"].__getitem__)
+        kept = [x for i, x in enumerate(shown) if i < 4 or not x[0].isdigit()]
+        chain = ", ".join(f"{x} {times['chain'][x]:.2f}" for x in kept)
         speeds = ", ".join(
             f"{x} {mega / times['alone'][x] * 1e3:.0f}"
             for x in ["deep_gemm", "cublas", *best]
@@ -274,7 +277,7 @@ def report(n: int, k: int, row: dict[str, Any]) -> None:
 
 def facts() -> dict[str, Any]:
     """What a figure needs beside it: versions, device, date, command."""
-    import importlib.metadata as metadata
+    from sglang_exact.host import version
 
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     driver = subprocess.run(query, capture_output=True, text=True, check=False)
@@ -286,7 +289,7 @@ def facts() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "sgl-deep-gemm": metadata.version("sgl-deep-gemm"),
+        "sgl-deep-gemm": version("sgl-deep-gemm"),
         "seed": 0,
     }
 
