@@ -138,3 +138,15 @@ def test_sm120_steps_are_those_of_deep_gemm(version: str, tmp_path: Path) -> Non
     tile = Tile(32, 128, 4, 3)
     ours = our_chains(build(120, tile)["ptx"], tile, k)
     assert orders(ours) == orders(theirs) == ascending(k)
+
+
+@pytest.mark.parametrize("capability", [90, 120])
+def test_early_launch_reads_nothing_before_the_wait(capability: int) -> None:
+    """Before the wait only L2 is warmed; data is loaded after it, also by ptxas."""
+    sass = build(capability, Tile(32, 128, 4, 4, pdl=True))["sass"]
+    ops = re.findall(r"\b(ACQBULK|PREEXIT|CCTL\S*|LDGSTS|LDG|STG)\b", sass)
+    wait = ops.index("ACQBULK")
+    assert ops[:wait].count("PREEXIT") == 1
+    assert {"LDG", "LDGSTS", "STG"}.isdisjoint(ops[:wait])
+    assert "LDGSTS" in ops[wait:]
+    assert "ACQBULK" not in build(capability, Tile(32, 128, 4, 4))["sass"]
