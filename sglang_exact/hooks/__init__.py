@@ -4,16 +4,24 @@
 from __future__ import annotations
 
 from sglang_exact.hooks import (
+    accept,
     attention_verify,
     autotune,
+    decode_attention,
     gdn_verify,
     launch,
     live_changes,
+    logprobs,
+    penalties,
     prefill_grid,
     rank,
+    requests,
     reservation,
     retraction,
+    sampling,
     small_m_gemm,
+    stop,
+    verify_sampling,
 )
 from sglang_exact.hooks.base import MAIN, SCHEDULER, Hook
 from sglang_exact.reasons import Reason
@@ -33,6 +41,7 @@ ALL: tuple[Hook, ...] = (
     *launch.HOOKS,
     *rank.HOOKS,
     gdn_verify.HOOK,
+    *decode_attention.HOOKS,
     *attention_verify.HOOKS,
     small_m_gemm.HOOK,
     autotune.HOOK,
@@ -40,6 +49,13 @@ ALL: tuple[Hook, ...] = (
     *reservation.HOOKS,
     *retraction.HOOKS,
     *live_changes.HOOKS,
+    *requests.HOOKS,
+    stop.HOOK,
+    *penalties.HOOKS,
+    *sampling.HOOKS,
+    verify_sampling.HOOK,
+    *accept.HOOKS,
+    *logprobs.HOOKS,
 )
 
 # Switching these off would switch off the refusal itself.

@@ -97,6 +97,11 @@ def _kernel_mends() -> list[Mend]:
             edits=(Edit(_SCATTER_GUARD, "if dst.device != src.device:", count=2),),
         ),
         Mend(
+            "sglang.kernels.ops.sampling.murmur_hash",
+            "the seeded sampler's hash asks the compiled CPU kernels, not Triton",
+            edits=(Edit('if device.type == "cpu":', "if False:"),),
+        ),
+        Mend(
             "sglang.kernels.ops.speculative.cache_locs",
             "without a known device no cache locations are returned at all",
             edits=(_XPU,),

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that cannot be exact get a 400; requests that need one token a step are
+known by name.
+
+Why: the host takes every field of a request and drops some of them in verify
+    (dflash_utils.py:201 reads a penalty field that does not exist; eagle_utils.py:521
+    never calls custom logit processors), serves hidden states of other shapes, and
+    ends the scheduler on a stop string or min_new_tokens without a tokenizer.
+What: before a request is queued every field is looked at. One that cannot keep its
+    bits ends the request with status 400 and all reasons. The rest is in one of two
+    groups: PARALLEL fields act on a row by itself and run at full speed; SERIAL ones
+    depend on the tokens emitted so far, and such a request has no draft accepted:
+    one exact token per step, while its neighbours keep their speed. A greedy request
+    (top_k 1) gets temperature 1, because the host divides by it only in mixed
+    batches.
+Scope: every request, plain and speculative.
+Retire when: the host applies every field in verify as in decode.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sglang_exact.hooks.base import Hook, refuse_unknown
+from sglang_exact.reasons import Reason
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+
+PARALLEL = frozenset(
+    (
+        *("max_new_tokens", "n", "ignore_eos", "stream_interval", "custom_params"),
+        *("stop", "stop_token_ids", "stop_regex", "stop_strs", "stop_regex_strs"),
+        *("stop_str_max_len", "stop_regex_max_len", "no_stop_trim"),
+        *("temperature", "top_p", "top_k", "min_p", "sampling_seed", "logit_bias"),
+        *("skip_special_tokens", "spaces_between_special_tokens"),
+        *("is_normalized", "ebnf_full_assistant"),
+    )
+)
+"""Sampling parameters that act on each row alone, or on emitted tokens afterwards."""
+
+SERIAL = frozenset(
+    (
+        *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+        *("min_new_tokens", "json_schema", "regex", "ebnf", "structural_tag"),
+    )
+)
+"""Sampling parameters whose effect depends on the tokens emitted so far."""
+
+REFUSED = frozenset(("beam_width", "watermark"))
+"""Sampling parameters that end the request with status 400 when they are used."""
+
+HEADLINE = "sglang_exact cannot serve this request exactly:"
+
+
+def uses_penalties(req: Any) -> bool:
+    """Whether a penalty or min_new_tokens changes this request's logits."""
+    params = req.sampling_params
+    return bool(
+        params.frequency_penalty != 0.0
+        or params.presence_penalty != 0.0
+        or params.repetition_penalty != 1.0
+        or params.min_new_tokens > 0
+    )
+
+
+def is_serial(req: Any) -> bool:
+    """Whether the request's logits depend on tokens inside a block of drafts."""
+    return bool(
+        uses_penalties(req)
+        or req.custom_logit_processor is not None
+        or req.grammar is not None
+    )
+
+
+def needs_last_token(req: Any) -> bool:
+    """Whether the next step's logits need the last token on the host."""
+    return uses_penalties(req) or req.custom_logit_processor is not None
+
+
+def request_reasons(req: Any, tokenizer: Any) -> list[Reason]:
+    """Every reason why a request cannot be served exactly; empty if it can."""
+    params = req.sampling_params
+    found = [
+        (bool(req.return_hidden_states), "return_hidden_states", "leave it out"),
+        (bool(req.return_sampling_mask), "return_sampling_mask", "leave it out"),
+        (req.input_embeds is not None, "input_embeds", "send input_ids or text"),
+        (
+            req.positional_embed_overrides is not None,
+            "positional_embed_overrides",
+            "send input_ids or text",
+        ),
+        (req.token_type_ids is not None, "token_type_ids", "leave it out"),
+        (req.session is not None, "session_params", "send the whole prompt"),
+        (req.lora_id is not None, "lora_path", "ask for the base model"),
+        (params.watermark is not None, "watermark", "leave it out"),
+        ((params.beam_width or 1) > 1, "beam_width", "leave it out"),
+    ]
+    reasons = [
+        Reason(name, "ids and logprobs of one causal text sequence", fix)
+        for given, name, fix in found
+        if given
+    ]
+    if tokenizer is None:
+        reasons += _tokenizer_reasons(params)
+    bias = params.logit_bias or {}
+    wrong = sorted(token for token, value in bias.items() if not math.isfinite(value))
+    if wrong:
+        reasons.append(
+            Reason(
+                f"logit_bias that is not finite for {', '.join(map(str, wrong))}",
+                "finite numbers",
+                "use a large finite bias, such as -1e9",
+            )
+        )
+    return reasons
+
+
+def _tokenizer_reasons(params: Any) -> list[Reason]:
+    needy = {
+        "stop": params.stop_strs,
+        "stop_regex": params.stop_regex_strs,
+        "min_new_tokens": params.min_new_tokens,
+    }
+    return [
+        Reason(
+            f"{name} on a server without a tokenizer",
+            "a server with one",
+            "start it without --skip-tokenizer-init, or use stop_token_ids",
+        )
+        for name, value in needy.items()
+        if value
+    ]
+
+
+def text_of(reasons: Sequence[Reason]) -> str:
+    """The message of the 400."""
+    return "\n".join([HEADLINE, *(f"  - {reason}" for reason in reasons)])
+
+
+def check_request(self: Any, req: Any, is_retracted: bool = False) -> None:
+    """Before Scheduler._add_request_to_queue: end it with a 400, or let it pass."""
+    if is_retracted or req.to_finish is not None or req.finished():
+        return
+    reasons = request_reasons(req, self.tokenizer)
+    if reasons:
+        req.set_finish_with_abort(text_of(reasons))
+        return
+    if req.sampling_params.top_k <= 1:
+        req.sampling_params.temperature = 1.0
+
+
+def refuse_beams(
+    original_fn: Callable[..., str | None],
+    self: Any,
+    req: Any,
+    recv_req: Any,
+    **unknown: object,
+) -> str | None:
+    """Around BeamCoordinator.validate_and_init, which the queue comes too late for."""
+    refuse_unknown("BeamCoordinator.validate_and_init", unknown)
+    return text_of(
+        [Reason("beam_width", "one causal text sequence", "leave beam_width out")]
+    )
+
+
+HOOKS = (
+    Hook(
+        name="requests_check",
+        target=f"{_SCHEDULER}._add_request_to_queue",
+        kind="BEFORE",
+        replacement=check_request,
+        relies_on=(
+            "sglang.srt.managers.schedule_batch.Req.set_finish_with_abort",
+            f"{_SCHEDULER}._handle_generate_request",
+        ),
+    ),
+    Hook(
+        name="requests_beams",
+        target="sglang.srt.beam_search.coordinator.BeamCoordinator.validate_and_init",
+        kind="AROUND",
+        replacement=refuse_beams,
+    ),
+)
