@@ -4,8 +4,7 @@ known by name.
 
 Why: the host takes every field of a request and drops some of them in verify
     (dflash_utils.py:201 reads a penalty field that does not exist; eagle_utils.py:521
-    never calls custom logit processors), serves hidden states of other shapes, and
-    ends the scheduler on a stop string or min_new_tokens without a tokenizer.
+    never calls custom logit processors) and serves hidden states of other shapes.
 What: before a request is queued every field is looked at. One that cannot keep its
     bits ends the request with status 400 and all reasons. The rest is in one of two
     groups: PARALLEL fields act on a row by itself and run at full speed; SERIAL ones
@@ -79,7 +78,7 @@ def needs_last_token(req: Any) -> bool:
     return uses_penalties(req) or req.custom_logit_processor is not None
 
 
-def request_reasons(req: Any, tokenizer: Any) -> list[Reason]:
+def request_reasons(req: Any) -> list[Reason]:
     """Every reason why a request cannot be served exactly; empty if it can."""
     params = req.sampling_params
     found = [
@@ -102,8 +101,6 @@ def request_reasons(req: Any, tokenizer: Any) -> list[Reason]:
         for given, name, fix in found
         if given
     ]
-    if tokenizer is None:
-        reasons += _tokenizer_reasons(params)
     bias = params.logit_bias or {}
     wrong = sorted(token for token, value in bias.items() if not math.isfinite(value))
     if wrong:
@@ -117,23 +114,6 @@ def request_reasons(req: Any, tokenizer: Any) -> list[Reason]:
     return reasons
 
 
-def _tokenizer_reasons(params: Any) -> list[Reason]:
-    needy = {
-        "stop": params.stop_strs,
-        "stop_regex": params.stop_regex_strs,
-        "min_new_tokens": params.min_new_tokens,
-    }
-    return [
-        Reason(
-            f"{name} on a server without a tokenizer",
-            "a server with one",
-            "start it without --skip-tokenizer-init, or use stop_token_ids",
-        )
-        for name, value in needy.items()
-        if value
-    ]
-
-
 def text_of(reasons: Sequence[Reason]) -> str:
     """The message of the 400."""
     return "\n".join([HEADLINE, *(f"  - {reason}" for reason in reasons)])
@@ -143,7 +123,7 @@ def check_request(self: Any, req: Any, is_retracted: bool = False) -> None:
     """Before Scheduler._add_request_to_queue: end it with a 400, or let it pass."""
     if is_retracted or req.to_finish is not None or req.finished():
         return
-    reasons = request_reasons(req, self.tokenizer)
+    reasons = request_reasons(req)
     if reasons:
         req.set_finish_with_abort(text_of(reasons))
         return

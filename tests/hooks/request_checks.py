@@ -1,0 +1,558 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the request hooks against the host's own classes.
+
+Run as a program in a rehearsal environment: prints one JSON object that maps the name
+of every check to "" or to a traceback. `test_requests_in_host.py` runs it once.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+VOCAB, WIDTH = 96, 4
+
+
+def _settings(**given: Any) -> Any:
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    params = SamplingParams(**{"temperature": 1.0, **given})
+    params.normalize(SimpleNamespace(eos_token_id=2))
+    return params
+
+
+def _request(**given: Any) -> Any:
+    from sglang.srt.managers.schedule_batch import Req
+
+    processor = given.pop("processor", None)
+    req = Req("r", "", array("q", [5, 6, 7]), _settings(**given))
+    req.custom_logit_processor = processor
+    req.eos_token_ids = {2}
+    req.tokenizer = SimpleNamespace(eos_token_id=2, additional_stop_token_ids=None)
+    return req
+
+
+class Batch:
+    """What SamplingBatchInfo and the penalizers need of a ScheduleBatch."""
+
+    device = "cpu"
+
+    def __init__(self, reqs: list[Any]) -> None:
+        self.reqs = reqs
+
+
+def _info(reqs: list[Any]) -> tuple[Any, Batch]:
+    """Sampling settings of a batch, as the scheduler makes them."""
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
+    batch = Batch(reqs)
+    return SamplingBatchInfo.from_schedule_batch(batch, VOCAB), batch
+
+
+def _sampler() -> Any:
+    from sglang.srt.layers.sampler import Sampler
+
+    sampler = object.__new__(Sampler)
+    vars(sampler).update(
+        rl_on_policy_target=None,
+        enable_deterministic=True,
+        use_log_softmax_logprob=False,
+        use_ascend_backend=False,
+    )
+    return sampler
+
+
+def _emit(info: Any, logits: Any, positions: Any) -> Any:
+    """The host's decode step on adjusted copies of the logits: ids, logits."""
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+
+    logits = logits.clone()
+    info.apply_logits_bias(logits)
+    adjusted = _sampler()._preprocess_logits(logits.clone(), info)
+    count = logits.shape[0]
+    ids = _sampler().forward(
+        LogitsProcessorOutput(next_token_logits=logits),
+        info,
+        False,
+        [0] * count,
+        [None] * count,
+        positions,
+    )
+    return ids.long(), adjusted
+
+
+SAMPLED = (
+    {"temperature": 0.0},
+    {"temperature": 1.0, "sampling_seed": 3},
+    {"temperature": 1.4, "sampling_seed": 4, "top_p": 0.7},
+    {"temperature": 1.7, "sampling_seed": 5, "top_k": 9},
+    {"temperature": 2.0, "sampling_seed": 6, "min_p": 0.2},
+    {"temperature": 1.3, "top_p": 0.9, "top_k": 30},
+)
+
+
+def check_neighbours_do_not_move_a_draw() -> None:
+    """Alone, and in one batch with every other setting, 40 steps."""
+    import torch
+
+    torch.manual_seed(1)
+    together, _ = _info([_request(**given) for given in SAMPLED])
+    for step in range(40):
+        logits = torch.randn(len(SAMPLED), VOCAB) * 2
+        positions = torch.full((len(SAMPLED),), 10 + step)
+        both, _ = _emit(together, logits, positions)
+        for row, given in enumerate(SAMPLED):
+            alone, _ = _info([_request(**given)])
+            ids, _ = _emit(alone, logits[row : row + 1], positions[:1])
+            assert ids.tolist() == both[row : row + 1].tolist(), (step, row)
+
+
+def control_neighbours_move_the_hosts_draw() -> None:
+    """The host's own functions give an unfiltered row another token beside top-p."""
+    import torch
+    from sglang.srt.layers import sampler
+
+    torch.manual_seed(1)
+    moved = 0
+    for step in range(20):
+        probs = torch.softmax(torch.randn(1, VOCAB) * 2, dim=-1)
+        seed, position = torch.tensor([3]), torch.tensor([10 + step])
+        alone = sampler.sampling_from_probs_torch(probs.clone(), seed, position)
+        beside = sampler.top_k_top_p_min_p_sampling_from_probs_torch(
+            probs.clone(),
+            torch.tensor([1 << 30]),
+            torch.tensor([1.0]),
+            torch.tensor([0.0]),
+            False,
+            seed,
+            position,
+        )
+        moved += int(alone.tolist() != beside.tolist())
+    assert moved > 0
+
+
+def _close_pair() -> Any:
+    """Logits whose largest entry has a higher id than one a softmax cannot tell."""
+    import torch
+
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 5] = 1e-3
+    logits[0, 9] = torch.nextafter(torch.tensor(1e-3), torch.tensor(1.0))
+    probs = torch.softmax(logits, dim=-1)
+    assert probs[0, 5] == probs[0, 9]
+    return logits
+
+
+def check_greedy_row_is_argmax_in_any_batch() -> None:
+    import torch
+
+    info, _ = _info([_request(temperature=0.0), _request(sampling_seed=1)])
+    logits = torch.cat([_close_pair(), torch.randn(1, VOCAB)])
+    ids, _ = _emit(info, logits, torch.tensor([3, 3]))
+    assert ids[0] == 9
+    tied = torch.zeros(2, VOCAB)
+    tied[:, 40] = tied[:, 11] = 1.0
+    assert _emit(info, tied, torch.tensor([3, 3]))[0][0] == 11
+
+
+def control_greedy_row_loses_its_argmax_in_the_host() -> None:
+    import torch
+    from sglang.srt.layers import sampler
+
+    probs = torch.softmax(_close_pair(), dim=-1)
+    ids = sampler.top_k_top_p_min_p_sampling_from_probs_torch(
+        probs,
+        torch.tensor([1]),
+        torch.tensor([1.0]),
+        torch.tensor([0.0]),
+        False,
+        torch.tensor([42]),
+        torch.tensor([3]),
+    )
+    assert ids.tolist() != [9]
+
+
+def check_top_p_keeps_what_its_sum_allows() -> None:
+    """Sums are exact, so the cut is where real numbers put it."""
+    import torch
+
+    from sglang_exact.hooks.sampling import support
+
+    probs = torch.tensor([[0.25, 0.5, 0.125, 0.125]])
+    for top_p, kept in ((0.5, [1, 0]), (0.76, [1, 0, 2]), (1.0, [0, 1, 2, 3])):
+        info = SimpleNamespace(
+            need_top_k_sampling=False,
+            need_top_p_sampling=True,
+            need_min_p_sampling=False,
+            top_ks=torch.tensor([1 << 30]),
+            top_ps=torch.tensor([top_p]),
+            min_ps=torch.tensor([0.0]),
+        )
+        found = support(probs, info, slice(0, 1)).nonzero()[:, 1].tolist()
+        assert found == sorted(kept), (top_p, found)
+
+
+def _serve(reqs: list[Any], emitted: list[list[int]]) -> Any:
+    """Settings of a batch whose requests have emitted tokens before."""
+    import torch
+
+    info, batch = _info(reqs)
+    for ids in zip(*emitted, strict=True):
+        if info.penalizer_orchestrator.is_required:
+            info.penalizer_orchestrator.cumulate_output_tokens(torch.tensor(ids))
+    return info, batch
+
+
+MIXED: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.0, "frequency_penalty": 1.5, "presence_penalty": 0.3},
+    {"temperature": 1.2, "sampling_seed": 8, "repetition_penalty": 1.7},
+    {"temperature": 0.0, "logit_bias": {"11": 4.0}},
+    {"temperature": 0.0, "min_new_tokens": 9},
+    {"temperature": 1.1, "sampling_seed": 9, "top_p": 0.8},
+)
+SERIAL = (False, True, True, False, True, False)
+
+
+def check_verify_row_is_the_decode_step() -> None:
+    """Every row that can be accepted has decode's token and decode's logits."""
+    import torch
+
+    from sglang_exact.hooks import verify_sampling
+
+    torch.manual_seed(2)
+    reqs = [_request(**given) for given in MIXED]
+    emitted = [[7, 7, 8, 2]] * len(MIXED)
+    info, batch = _serve(reqs, emitted)
+    logits = torch.randn(len(MIXED) * WIDTH, VOCAB) * 2
+    prefix = torch.arange(20, 20 + len(MIXED))
+    forward = info.copy_for_forward()
+    serial = [verify_sampling.is_serial(req) for req in batch.reqs]
+    assert tuple(serial) == SERIAL
+    setattr(forward, verify_sampling._ROWS, serial)
+    changed = logits.clone()
+    block = verify_sampling.Block(changed, forward, prefix, WIDTH)
+    chosen = verify_sampling.choose(block)
+    for row, given in enumerate(MIXED):
+        for step in range(1 if serial[row] else WIDTH):
+            alone, alive = _serve([_request(**given)], emitted[:1])
+            at = row * WIDTH + step
+            ids, adjusted = _emit(
+                alone, logits[at : at + 1], prefix[row : row + 1] + step
+            )
+            assert ids.tolist() == [chosen[row, step].item()], (row, step)
+            same = torch.equal(
+                adjusted.view(torch.int32), changed[at].view(1, -1).view(torch.int32)
+            )
+            assert same, (row, step)
+            del alive
+
+
+def check_serial_drafts_are_made_wrong() -> None:
+    import torch
+
+    from sglang_exact.hooks import verify_sampling
+
+    info, _ = _info([_request(), _request(frequency_penalty=1.0)])
+    setattr(info, verify_sampling._ROWS, [False, True])
+    chosen = torch.tensor([[4, 5, 6, 7], [4, 5, VOCAB - 1, 7]])
+    drafts = torch.tensor([[3, 4, 5, 6], [3, 4, 5, VOCAB - 1]])
+    wrong = verify_sampling.wrong_where_serial(drafts, chosen, info)
+    assert wrong[0].tolist() == drafts[0].tolist()
+    assert wrong[1, 0] == 3
+    assert (wrong[1, 1:] != chosen[1, :-1]).all()
+    assert ((wrong >= 0) & (wrong < VOCAB)).all()
+
+
+def check_unmarked_batch_is_refused() -> None:
+    from sglang_exact.hooks import verify_sampling
+
+    info, _ = _info([_request()])
+    try:
+        verify_sampling.serial_of(info)
+    except verify_sampling.UnsupportedAccept:
+        return
+    raise AssertionError("expected a refusal")
+
+
+def _penalised(logits: Any, order: list[int]) -> Any:
+    """Live penalizers (no overlap) in a given order, on a copy of the logits."""
+    given = {"frequency_penalty": 1.1, "presence_penalty": 0.7}
+    info, batch = _serve(
+        [_request(repetition_penalty=1.3, **given)], [[3, 3, 4, 5, 5, 5]]
+    )
+    orchestrator = info.penalizer_orchestrator
+    items = sorted(orchestrator.penalizers.items(), key=lambda item: item[0].__name__)
+    orchestrator.penalizers = dict(items[i] for i in order)
+    logits = logits.clone()
+    info._apply_pre_grammar_logits_transforms(logits)
+    copied = info.copy_for_forward()
+    overlapped = _LOGITS.clone()
+    copied._apply_pre_grammar_logits_transforms(overlapped)
+    del batch
+    return logits, overlapped
+
+
+_LOGITS: Any = None
+
+
+def _orders() -> tuple[int, int]:
+    """Distinct results over orders, without and with overlap."""
+    global _LOGITS
+    import torch
+
+    torch.manual_seed(3)
+    _LOGITS = torch.randn(1, VOCAB) * 3
+    live, copied = set(), set()
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [2, 3, 0, 1], [1, 3, 2, 0]):
+        without, with_overlap = _penalised(_LOGITS, order)
+        live.add(tuple(without.view(torch.int32)[0].tolist()))
+        copied.add(tuple(with_overlap.view(torch.int32)[0].tolist()))
+    return len(live | copied), len(live)
+
+
+def check_penalties_have_one_order() -> None:
+    assert _orders() == (1, 1)
+
+
+def control_penalties_have_many_orders_in_the_host() -> None:
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
+    hooked = SamplingBatchInfo._apply_pre_grammar_logits_transforms
+    SamplingBatchInfo._apply_pre_grammar_logits_transforms = hooked.__wrapped__
+    try:
+        everything, live = _orders()
+    finally:
+        SamplingBatchInfo._apply_pre_grammar_logits_transforms = hooked
+    assert live > 1 and everything > live
+
+
+class Letters:
+    """A tokenizer whose pieces are letters; id 2 ends."""
+
+    eos_token_id = 2
+    additional_stop_token_ids = None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(c) for c in text]
+
+    def decode(self, ids: Any) -> str:
+        return "".join(chr(i) for i in ids if i > 2)
+
+
+STOPS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"stop": ["cd"]}, "ab\x02cdef"),
+    ({"stop": ["ef", "bc"]}, "abcdefgh"),
+    ({"stop": ["de"]}, "abcdefgh"),
+    ({"stop": ["cd"], "max_new_tokens": 3}, "abcdefgh"),
+    ({"stop_token_ids": {100}, "stop": ["ef"]}, "abcdefgh"),
+    ({"stop_token_ids": {103}, "stop": ["fg"], "ignore_eos": True}, "ab\x02defgh"),
+    ({"stop_regex": ["d.f"], "stop": ["gh"]}, "abcdefgh"),
+    ({"stop_regex": ["b$"]}, "abcdefgh"),
+    ({"max_new_tokens": 5}, "abcdefgh"),
+    ({}, "abc\x02efgh"),
+    ({"stop": ["bc"]}, "ab" + chr(5000) + "cdefg"),
+)
+
+
+def _stopped(case: dict[str, Any], stream: str, blocks: list[int], stock: bool) -> Any:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    params = SamplingParams(**{"max_new_tokens": 8, **case})
+    params.normalize(Letters())
+    req = Req("r", "", array("q", [5]), params, vocab_size=4096)
+    req.tokenizer = Letters()
+    check = Req.update_finish_state
+    if stock:
+        check = check.__wrapped__
+    left = [ord(c) for c in stream]
+    while left and not req.finished():
+        size = min(blocks[0], len(left)) if blocks else 1
+        blocks = blocks[1:]
+        req.output_ids.extend(left[:size])
+        left = left[size:]
+        check(req, size)
+    end = len(req.output_ids) if req.finished_len is None else req.finished_len
+    reason = req.finished_reason
+    return list(req.output_ids[:end]), reason and json.dumps(reason.to_json())
+
+
+def _cuts(total: int) -> list[list[int]]:
+    """Every way to cut a stream into blocks of 1 to 4 tokens."""
+    if total == 0:
+        return [[]]
+    return [
+        [size, *rest]
+        for size in range(1, min(4, total) + 1)
+        for rest in _cuts(total - size)
+    ]
+
+
+def _stop_differences(stock: bool) -> list[int]:
+    wrong = []
+    for i, (case, stream) in enumerate(STOPS):
+        plain = _stopped(case, stream, [1] * len(stream), stock=True)
+        cuts = _cuts(len(stream))
+        if any(_stopped(case, stream, cut, stock) != plain for cut in cuts):
+            wrong.append(i)
+    return wrong
+
+
+def check_blocks_stop_where_single_tokens_do() -> None:
+    assert _stop_differences(stock=False) == []
+
+
+def control_host_stops_elsewhere() -> None:
+    wrong = _stop_differences(stock=True)
+    assert {0, 1} <= set(wrong), wrong
+
+
+def check_custom_processor_sees_one_row() -> None:
+    import torch
+    from sglang.srt.layers import sampler
+    from sglang.srt.sampling.sampling_batch_info import ProcessorEntry
+
+    def centre(logits: Any, params: Any) -> Any:
+        assert logits.shape[0] == len(params) == 1
+        return logits - logits.max()
+
+    info = SimpleNamespace(
+        custom_logit_processor={
+            1: ProcessorEntry(centre, [0, 2], torch.tensor([0, 2]))
+        },
+        custom_params=[{"a": 1}, None, {"b": 2}],
+    )
+    logits = torch.randn(3, VOCAB)
+    expected = logits.clone()
+    for row in (0, 2):
+        expected[row] -= logits[row].max()
+    sampler.apply_custom_logit_processor(logits, info)
+    assert torch.equal(logits, expected)
+
+
+def check_every_sampling_parameter_is_classified() -> None:
+    """A new field of the host turns this red until somebody says what it does."""
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    from sglang_exact.hooks import requests
+
+    groups = (requests.PARALLEL, requests.SERIAL, requests.REFUSED)
+    known = frozenset().union(*groups)
+    assert sum(map(len, groups)) == len(known)
+    assert known == set(SamplingParams.__struct_fields__)
+
+
+def check_serial_parameters_make_a_request_serial() -> None:
+    from sglang_exact.hooks import requests
+
+    values = {
+        "frequency_penalty": 0.5,
+        "presence_penalty": -0.5,
+        "repetition_penalty": 1.2,
+        "min_new_tokens": 1,
+    }
+    for name in requests.SERIAL:
+        req = _request(**({name: values[name]} if name in values else {}))
+        if name not in values:
+            req.grammar = object()
+        assert requests.is_serial(req), name
+    assert requests.is_serial(_request(processor="text"))
+    assert not requests.is_serial(_request(logit_bias={"3": 1.0}, top_p=0.5))
+
+
+def check_refusals_name_every_reason() -> None:
+    from sglang_exact.hooks import requests
+
+    req = _request(logit_bias={"3": float("inf")})
+    req.return_hidden_states = True
+    req.lora_id = "adapter"
+    found = requests.text_of(requests.request_reasons(req))
+    for word in ("return_hidden_states", "lora_path", "logit_bias"):
+        assert word in found, word
+    assert requests.request_reasons(_request()) == []
+
+
+def check_greedy_request_has_temperature_one() -> None:
+    from sglang_exact.hooks import requests
+
+    req = _request(temperature=0.3, top_k=1)
+    requests.check_request(None, req)
+    assert req.sampling_params.temperature == 1.0
+    req = _request(temperature=0.3, top_k=2)
+    requests.check_request(None, req)
+    assert req.sampling_params.temperature == 0.3
+
+
+def check_last_result_is_taken_for_counted_requests() -> None:
+    from collections import deque
+
+    from sglang_exact.hooks import penalties
+
+    def scheduler(*reqs: Any) -> Any:
+        taken: list[Any] = []
+        return SimpleNamespace(
+            enable_overlap=True,
+            result_queue=deque([(Batch(list(reqs)), "result")]),
+            last_batch="batch",
+            taken=taken,
+            process_batch_result=lambda batch, result: taken.append(result),
+        )
+
+    counted = scheduler(_request(), _request(presence_penalty=1.0))
+    penalties.take_last_result(counted, None, None)
+    assert counted.taken == ["result"] and counted.last_batch is None
+    free = scheduler(_request(), _request(logit_bias={"3": 1.0}))
+    penalties.take_last_result(free, None, None)
+    assert free.taken == [] and len(free.result_queue) == 1
+
+
+def _install() -> None:
+    """The request hooks, applied by the host's registry as in a rank."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from sglang_exact.hooks import accept, penalties, sampling, stop
+
+    for hook in (*sampling.HOOKS, *penalties.HOOKS, *accept.HOOKS, stop.HOOK):
+        HookRegistry.register(hook.target, hook.replacement, HookType[hook.kind])
+    HookRegistry.apply_hooks()
+
+
+def _context() -> None:
+    """The few runtime settings that the host's classes ask for."""
+    from sglang.srt.sampling import sampling_batch_info
+
+    def exec_settings() -> Any:
+        return SimpleNamespace(
+            deterministic=SimpleNamespace(enable_deterministic_inference=True),
+            features=SimpleNamespace(
+                enable_custom_logit_processor=True, enable_watermark=False
+            ),
+            kernel=SimpleNamespace(sampling_backend="pytorch"),
+        )
+
+    from sglang.srt.layers import sampler
+
+    sampling_batch_info.get_exec = exec_settings
+    sampler.get_exec = exec_settings
+
+
+def main() -> None:
+    _context()
+    _install()
+    outcome = {}
+    for name, check in list(globals().items()):
+        if name.startswith(("check_", "control_")):
+            try:
+                check()
+                outcome[name] = ""
+            except Exception:  # noqa: BLE001
+                outcome[name] = traceback.format_exc()
+    print(json.dumps(outcome))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
