@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who else is served, how a prompt is cut, and what memory allows: the same bits.
+
+Every server runs on the CPU with interpreted kernels, so this proves scheduling and
+wiring. Each promise has a control that breaks without its hook.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from traffic import Background, Bits, bits, outcomes, prompt, staggered, together
+
+from sglang_exact.rehearsal import oracle
+from sglang_exact.rehearsal.client import Completion
+from sglang_exact.rehearsal.server import Server, draft_flags
+
+pytestmark = pytest.mark.e2e
+
+TOKENS = 4
+# Lengths around the 64-token grid: several chunks, one and a tail, less than one.
+PROMPTS = [prompt(1, 20), prompt(2, 136), prompt(3, 70)]
+WHOLE = ("--context-length", "512", "--chunked-prefill-size", "-1")
+DISABLE = "SGLANG_EXACT_TEST_DISABLE_HOOKS"
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_models: Path) -> Iterator[Server]:
+    """Prompts are never cut; decoding is plain."""
+    with Server(tiny_models / "target", flags=WHOLE) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def alone(plain: Server) -> list[Bits]:
+    """Each prompt served alone, prefilled in one piece: the reference."""
+    return [bits(plain.generate(p, TOKENS)) for p in PROMPTS]
+
+
+def test_neighbours_do_not_matter(plain: Server, alone: list[Bits]) -> None:
+    """Batches of mixed length, and a long prefill between two decode steps."""
+    assert [bits(c) for c in together(plain, PROMPTS, TOKENS)] == alone
+    order = [0, 2, 1]
+    late = staggered(plain, [(PROMPTS[i], TOKENS) for i in order], pause_s=1.5)
+    assert [bits(c) for c in late] == [alone[i] for i in order]
+    repeated = [PROMPTS[0]] * 5
+    assert {bits(c) for c in together(plain, repeated, TOKENS)} == {alone[0]}
+
+
+def test_aborted_neighbour_leaves_no_trace(plain: Server, alone: list[Bits]) -> None:
+    victim = Background(plain, PROMPTS[2], 200)
+    survivor = Background(plain, PROMPTS[0], TOKENS)
+    time.sleep(8)
+    ended = victim.abort()
+    assert isinstance(ended, Completion)
+    assert ended.finish_reason == "abort"
+    assert 0 < len(ended.ids) < 200
+    result = survivor.result()
+    assert isinstance(result, Completion)
+    assert bits(result) == alone[0]
+    # Its slots are used again.
+    assert [bits(c) for c in together(plain, PROMPTS[:2], TOKENS)] == alone[:2]
+
+
+@pytest.mark.parametrize("disabled", [None, "prefill_grid"])
+def test_chunk_grid(tiny_models: Path, alone: list[Bits], disabled: str | None) -> None:
+    """Small chunks, other settings, prompts that cut one another short.
+
+    Without the grid, the first prompt's 20 tokens leave the second a cut at 108.
+    """
+    flags = (
+        "--context-length", "512", "--chunked-prefill-size", "128",
+        "--max-running-requests", "3", "--mem-fraction-static", "0.2",
+        "--enable-metrics", "--log-requests", "--log-level", "info",
+    )  # fmt: skip
+    with Server(tiny_models / "target", flags=flags, env={DISABLE: disabled}) as server:
+        found = [bits(c) for c in together(server, PROMPTS, TOKENS)]
+        found_eos = [bits(c) for c in together(server, PROMPTS, TOKENS, ignore_eos=0)]
+    if disabled is None:
+        assert found == alone
+        assert found_eos == alone
+    else:
+        assert found[0] == alone[0]
+        assert found[1] != alone[1]
+
+
+def test_verify_under_overlap_and_odd_chunks(
+    tiny_models: Path, alone: list[Bits], tmp_path: Path
+) -> None:
+    """Speculation, overlap scheduling, a chunk size off the grid, eight slots."""
+    plan = tmp_path / "oracle.json"
+    known = [(p, ids) for p, (ids, _) in zip(PROMPTS, alone, strict=True)]
+    oracle.write_plan(plan, 0.5, known)
+    flags = [
+        "--context-length", "512", "--chunked-prefill-size", "100",
+        *draft_flags("dflash", tiny_models / "dflash"),
+    ]  # fmt: skip
+    with Server(
+        tiny_models / "target", flags=flags, env={oracle.VARIABLE: str(plan)}
+    ) as server:
+        assert [bits(c) for c in together(server, PROMPTS, TOKENS)] == alone
+        order = [0, 2, 1]
+        late = staggered(server, [(PROMPTS[i], TOKENS) for i in order], pause_s=1.5)
+        assert [bits(c) for c in late] == [alone[i] for i in order]
+
+
+# Four requests of 16 + 24 tokens in 100 slots: two fit at a time.
+SMALL_POOL = (
+    "--context-length", "64", "--max-total-tokens", "100",
+    "--schedule-conservativeness", "0.1",
+)  # fmt: skip
+SMALL = [prompt(seed, 16) for seed in (11, 12, 13, 14)]
+LONG = 24
+
+
+def _served(server: Server) -> list[object]:
+    return outcomes(server, SMALL, LONG, ignore_eos=False)
+
+
+def _retractions(answers: list[object]) -> int:
+    return sum(
+        int(a.raw["meta_info"]["num_retractions"])
+        for a in answers
+        if isinstance(a, Completion)
+    )
+
+
+@pytest.fixture(scope="module")
+def small_alone(plain: Server) -> list[Bits]:
+    return [bits(plain.generate(p, LONG, ignore_eos=False)) for p in SMALL]
+
+
+def test_full_pool_makes_requests_wait(
+    tiny_models: Path, small_alone: list[Bits]
+) -> None:
+    with Server(tiny_models / "target", flags=SMALL_POOL) as server:
+        answers = _served(server)
+    assert [bits(a) for a in answers if isinstance(a, Completion)] == small_alone
+    assert _retractions(answers) == 0
+
+
+def test_retracted_request_ends_with_an_error(
+    tiny_models: Path, small_alone: list[Bits]
+) -> None:
+    with Server(
+        tiny_models / "target", flags=SMALL_POOL, env={DISABLE: "reservation"}
+    ) as server:
+        answers = _served(server)
+    errors = [a for a in answers if isinstance(a, str)]
+    assert errors
+    assert all("HTTP 503" in text and "KV memory" in text for text in errors)
+    for answer, expected in zip(answers, small_alone, strict=True):
+        assert isinstance(answer, str) or bits(answer) == expected
+
+
+def test_recomputed_request_has_other_bits(
+    tiny_models: Path, small_alone: list[Bits]
+) -> None:
+    """Control of both: the host retracts, and what it recomputes differs."""
+    with Server(
+        tiny_models / "target",
+        flags=SMALL_POOL,
+        env={DISABLE: "reservation,retraction"},
+    ) as server:
+        answers = _served(server)
+    assert _retractions(answers) > 0
+    assert [bits(a) for a in answers if isinstance(a, Completion)] != small_alone
+
+
+def test_pool_smaller_than_the_context_is_refused(tiny_models: Path) -> None:
+    flags = ("--context-length", "512", "--max-total-tokens", "400")
+    with pytest.raises(RuntimeError, match="KV pool of 400 tokens"):
+        Server(tiny_models / "target", flags=flags).start()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--enable-lora", "--lora-paths", "a=b"),
+        ("--enable-mixed-chunk",),
+        ("--enable-priority-scheduling",),
+    ],
+)
+def test_settings_that_move_bits_are_refused(
+    tiny_models: Path, flags: tuple[str, ...]
+) -> None:
+    with pytest.raises(RuntimeError, match=f"found {flags[0]}"):
+        Server(tiny_models / "target", flags=flags).start()
+
+
+def test_chunk_below_the_grid_is_refused(tiny_models: Path) -> None:
+    flags = ("--context-length", "512", "--chunked-prefill-size", "32")
+    with pytest.raises(RuntimeError, match="aligned to 64 tokens"):
+        Server(tiny_models / "target", flags=flags).start()
+
+
+def test_live_changes_are_refused(plain: Server, alone: list[Bits]) -> None:
+    """Pausing in place keeps the bits; retracting and new weights are refused."""
+    client = plain.client
+    with pytest.raises(RuntimeError, match="HTTP 400.*mode 'retract'"):
+        client.request("/pause_generation", {"mode": "retract"})
+    running = Background(plain, PROMPTS[0], TOKENS)
+    time.sleep(2)
+    client.request("/pause_generation", {"mode": "in_place"})
+    weights = {"model_path": str(plain.model), "flush_cache": False}
+    with pytest.raises(RuntimeError, match="HTTP 400.*requests are live"):
+        client.request("/update_weights_from_disk", weights)
+    client.request("/continue_generation", {})
+    assert bits(running.result()) == alone[0]
+    loose = {"server_args": {"speculative_accept_threshold_single": 0.5}}
+    assert client.request("/set_internal_state", loose) == [False]
+    # Control: an idle server takes the same weights, and serves the same bits.
+    assert client.request("/update_weights_from_disk", weights)["success"]
+    assert bits(plain.generate(PROMPTS[0], TOKENS)) == alone[0]

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traffic patterns against one server: together, staggered, aborted."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from sglang_exact.rehearsal.client import Completion, completion_of
+from sglang_exact.rehearsal.server import Server
+
+Bits = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def prompt(seed: int, length: int, vocab_size: int = 512) -> list[int]:
+    """`length` token ids without the special ones."""
+    rng = random.Random(seed)
+    return [rng.randrange(3, vocab_size) for _ in range(length)]
+
+
+def bits(completion: Completion) -> Bits:
+    """What has to be equal: token ids and float32 bits of their logprobs."""
+    return completion.ids, completion.logprobs
+
+
+def together(
+    server: Server, prompts: Sequence[Sequence[int]], tokens: int, **sampling: Any
+) -> list[Completion]:
+    """One HTTP request with every prompt, so that they reach the scheduler at once."""
+    parameters = {"temperature": 0, "ignore_eos": True, **sampling}
+    body = {
+        "input_ids": [list(p) for p in prompts],
+        "sampling_params": {**parameters, "max_new_tokens": tokens},
+        "return_logprob": True,
+    }
+    return [completion_of(x) for x in server.client.request("/generate", body)]
+
+
+def staggered(
+    server: Server,
+    requests: Sequence[tuple[Sequence[int], int]],
+    pause_s: float,
+) -> list[Completion]:
+    """(prompt, tokens) pairs, one after `pause_s` seconds each, not waiting."""
+    with ThreadPoolExecutor(max_workers=len(requests)) as pool:
+        futures: list[Future[Completion]] = []
+        for ids, tokens in requests:
+            futures.append(pool.submit(server.client.generate, ids, tokens))
+            time.sleep(pause_s)
+        return [future.result() for future in futures]
+
+
+def outcome(server: Server, ids: Sequence[int], tokens: int, **kw: Any) -> Any:
+    """A Completion, or the text of the server's refusal."""
+    try:
+        return server.client.generate(ids, tokens, **kw)
+    except RuntimeError as error:
+        return str(error)
+
+
+def outcomes(
+    server: Server, prompts: Sequence[Sequence[int]], tokens: int, **kw: Any
+) -> list[Any]:
+    """`outcome` of every prompt, all in flight at once."""
+    with ThreadPoolExecutor(max_workers=len(prompts)) as pool:
+        return list(pool.map(lambda ids: outcome(server, ids, tokens, **kw), prompts))
+
+
+class Background:
+    """A request in flight; it can be aborted by its id."""
+
+    def __init__(self, server: Server, ids: Sequence[int], tokens: int) -> None:
+        self.server, self.rid = server, f"background-{threading.get_ident()}-{id(self)}"
+        self._pool = ThreadPoolExecutor(max_workers=1)
+        self._future = self._pool.submit(
+            outcome, server, ids, tokens, extra={"rid": self.rid}
+        )
+
+    def abort(self) -> Any:
+        """Abort it and wait for its end."""
+        self.server.client.request("/abort_request", {"rid": self.rid})
+        return self.result()
+
+    def result(self) -> Any:
+        """Wait for its end."""
+        result = self._future.result()
+        self._pool.shutdown()
+        return result
