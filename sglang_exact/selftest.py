@@ -48,6 +48,7 @@ def _small_m(model_runner: Any, limit: int) -> list[Reason]:
     """Turn the small-M tiles on for the shapes of this model that pass their test."""
     import torch
 
+    from sglang_exact import selftest_race
     from sglang_exact.hooks import small_m_gemm
 
     if not limit:
@@ -55,6 +56,7 @@ def _small_m(model_runner: Any, limit: int) -> list[Reason]:
     weights = small_m_gemm.linear_weights(model_runner.model)
     device = torch.device(model_runner.device, torch.cuda.current_device())
     reasons = small_m_gemm.self_test(weights, device, limit=limit, weights=weights)
+    reasons += selftest_race.run(weights, device, limit=limit)
     if not reasons:
         small_m_gemm.enable(weights, limit)
         _report["small_m_shapes"] = sorted(weights)

@@ -86,7 +86,12 @@ def check_arguments(self: Any) -> None:
     model = model_config_of(self)
     reasons += scope.model_reasons(model.hf_config, str(model.dtype))
     if not config.rehearsal:
-        reasons += scope.gpu_reasons(_capability(str(cfg.device)))
+        capability = _capability(str(cfg.device))
+        reasons += scope.gpu_reasons(capability)
+        if capability == (12, 0):
+            # DeepGEMM's sm120 kernel races without this fence.
+            install = patching.find_install()
+            reasons += patching.reasons(install, patching.load_manifest())
     reasons += _mask_embedding_reasons(cfg)
     if reasons:
         raise Refused(reasons)
