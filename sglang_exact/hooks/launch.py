@@ -20,7 +20,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_exact import attestation, gate, scope, settings
+from sglang_exact import attestation, gate, patching, scope, settings
 from sglang_exact.hooks.base import MAIN, Hook, effect_reasons
 from sglang_exact.reasons import Reason, Refused
 
