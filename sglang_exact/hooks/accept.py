@@ -68,10 +68,10 @@ def accept_dflash(
                 "found an argmax without logits for a batch that adjusts or samples"
             )
     elif sampling_info is not None and next_token_logits is not None:
-        block = Block(
-            next_token_logits, sampling_info, prefix_lens, candidates.shape[1]
+        width = candidates.shape[1]
+        target_predict = choose(
+            Block(next_token_logits, sampling_info, prefix_lens, width)
         )
-        target_predict = choose(block)
         candidates = wrong_where_serial(candidates, target_predict, sampling_info)
     return original_fn(
         self,
@@ -119,7 +119,8 @@ def accept_dspark(
         block = Block(target_logits, sampling_info, prefix_lens, verify_ids_2d.shape[1])
         chosen = choose(block)
         verify_ids_2d = wrong_where_serial(verify_ids_2d, chosen, sampling_info)
-        target_logits = one_hot(chosen, target_logits)
+        if not is_plain_greedy(sampling_info):
+            target_logits = one_hot(chosen, target_logits)
         sampling_info = None
     return original_fn(
         self,

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _MODULE = "sglang.srt.layers.logprob_processor"
 _LOW_BITS = 0xFFFFFFFF
+_ROWS_AT_ONCE = 16
+"""Bounds the int64 scratch to 16 vocabularies; rows do not see each other."""
 
 
 def top_k(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,6 +35,14 @@ def top_k(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     ([rows, k] of the same dtype, [rows, k] int64). -0.0 and 0.0 tie; NaN with a
     clear sign bit is largest.
     """
+    import torch
+
+    starts = range(0, max(values.shape[0], 1), _ROWS_AT_ONCE)
+    parts = [_top_k(values[i : i + _ROWS_AT_ONCE], k) for i in starts]
+    return torch.cat([v for v, _ in parts]), torch.cat([i for _, i in parts])
+
+
+def _top_k(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     import torch
 
     # Adding +0.0 turns -0.0 into 0.0.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 _ROWS = "_sglang_exact_serial"
+_WHERE = "verify: target model logits"
 
 
 class UnsupportedAccept(RuntimeError):
@@ -134,14 +135,18 @@ def adjust(block: Block) -> Any:
     wide.apply_logits_bias(block.logits)
     if wide.has_custom_logit_processor:
         apply_custom_logit_processor(block.logits, wide)
-    sanitize_nan_logits(block.logits, "verify: target model logits")
+    sanitize_nan_logits(block.logits, _WHERE)
     return wide
 
 
 def choose(block: Block) -> torch.Tensor:
     """The token that plain decoding would emit after each row, int64 [bs, width]."""
     import torch
+    from sglang.srt.utils.async_probe import sanitize_nan_logits
 
+    if block.grammar_mask is None and is_plain_greedy(block.info):
+        sanitize_nan_logits(block.logits, _WHERE)
+        return block.logits.argmax(dim=-1).view(-1, block.width)
     wide = adjust(block)
     greedy = None
     if wide.is_any_greedy or wide.is_all_greedy:

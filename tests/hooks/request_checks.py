@@ -251,6 +251,32 @@ def check_verify_row_is_the_decode_step() -> None:
             del alive
 
 
+def check_nan_is_sanitised_in_verify() -> None:
+    """NaN never wins where decode would not let it; off, it wins in both."""
+    import torch
+    from sglang.srt.environ import envs
+
+    from sglang_exact.hooks import verify_sampling
+
+    for given in ({"temperature": 0.0}, {"temperature": 0.0, "logit_bias": {"1": 1.0}}):
+        for sanitise in (True, False):
+            info, batch = _info([_request(**given)])
+            forward = info.copy_for_forward()
+            setattr(forward, verify_sampling._ROWS, [False])
+            logits = torch.zeros(WIDTH, VOCAB)
+            logits[:, 9] = 5.0
+            logits[2, 4] = float("nan")
+            block = verify_sampling.Block(
+                logits.clone(), forward, torch.tensor([5]), WIDTH
+            )
+            with envs.SGLANG_SANITIZE_NAN_LOGITS.override(sanitise):
+                chosen = verify_sampling.choose(block)
+                ids, _ = _emit(info, logits[2:3], torch.tensor([7]))
+            assert chosen[0].tolist() == [9, 9, ids[0], 9]
+            assert ids.tolist() == [9 if sanitise else 4]
+            del batch
+
+
 def check_serial_drafts_are_made_wrong() -> None:
     import torch
 
@@ -265,6 +291,83 @@ def check_serial_drafts_are_made_wrong() -> None:
     assert wrong[1, 0] == 3
     assert (wrong[1, 1:] != chosen[1, :-1]).all()
     assert ((wrong >= 0) & (wrong < VOCAB)).all()
+
+
+def _accepted(reqs: list[Any], drafts: Any, logits: Any, **given: Any) -> Any:
+    """What DFLASH's acceptance is told, and the worker it belongs to."""
+    import torch
+
+    from sglang_exact.hooks import accept, verify_sampling
+
+    info, _ = _info(reqs)
+    forward = info.copy_for_forward()
+    serial = [verify_sampling.is_serial(req) for req in reqs]
+    setattr(forward, verify_sampling._ROWS, serial)
+    worker = SimpleNamespace(_selector_sample=("ids", "probabilities"))
+    told = accept.accept_dflash(
+        lambda self, **told: told,
+        worker,
+        candidates=drafts,
+        next_token_logits=logits,
+        sampling_info=forward,
+        draft_input=None,
+        prefix_lens=torch.tensor([10] * len(reqs)),
+        bs=len(reqs),
+        **given,
+    )
+    return told, worker
+
+
+def check_dflash_acceptance_compares_with_decode() -> None:
+    """Greedy rows beside a sampled one and a counted one; the selector has no say."""
+    import torch
+
+    torch.manual_seed(4)
+    logits = torch.randn(3 * WIDTH, VOCAB)
+    drafts = torch.randint(3, VOCAB, (3, WIDTH))
+    reqs = [
+        _request(temperature=0.0),
+        _request(sampling_seed=4),
+        _request(temperature=0.0, presence_penalty=1.0),
+    ]
+    greedy = logits.argmax(-1).view(3, WIDTH)
+    told, worker = _accepted(reqs, drafts, logits)
+    assert worker._selector_sample is None
+    assert torch.equal(told["target_predict"][0], greedy[0])
+    assert torch.equal(told["target_predict"][2], greedy[2])
+    assert not torch.equal(told["target_predict"][1], greedy[1])
+    assert torch.equal(told["candidates"][:2], drafts[:2])
+    assert (told["candidates"][2, 1:] != told["target_predict"][2, :-1]).all()
+
+
+def check_argmax_without_logits_is_refused_when_it_is_not_the_answer() -> None:
+    import torch
+
+    from sglang_exact.hooks import verify_sampling
+
+    drafts, argmax = torch.ones(1, WIDTH), torch.ones(1, WIDTH)
+    plain = [_request(temperature=0.0)]
+    told, _ = _accepted(plain, drafts, None, target_predict=argmax)
+    assert told["target_predict"] is argmax
+    counted = [_request(temperature=0.0, frequency_penalty=1.0)]
+    for reqs in (counted, [_request(sampling_seed=1)]):
+        try:
+            _accepted(reqs, drafts, None, target_predict=argmax)
+        except verify_sampling.UnsupportedAccept:
+            continue
+        raise AssertionError("expected a refusal")
+
+
+def check_dspark_folds_only_plain_greedy_steps() -> None:
+    from sglang_exact.hooks import accept, verify_sampling
+
+    for given, fold in (({}, True), ({"repetition_penalty": 1.5}, False)):
+        reqs = [_request(temperature=0.0, **given)]
+        info, batch = _info(reqs)
+        forward = info.copy_for_forward()
+        setattr(forward, verify_sampling._ROWS, [verify_sampling.is_serial(reqs[0])])
+        assert accept.may_fold(forward) is fold
+        del batch
 
 
 def check_unmarked_batch_is_refused() -> None:

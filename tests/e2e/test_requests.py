@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kind of request: plain and alone, or speculative among the others.
+
+The reference is plain decoding, one request at a time. The speculative servers get
+all requests at once, with the right drafts and with wrong ones among them. The
+control is the same server with the request hooks off.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from request_cases import (
+    GREEDY,
+    SAMPLED,
+    TOKENS,
+    Case,
+    TextServer,
+    answer,
+    ask,
+    ask_all,
+    prompt_of,
+    stop_cases,
+)
+from traffic import prompt
+
+from sglang_exact.rehearsal import models, oracle, tokenizer
+from sglang_exact.rehearsal.server import Server, draft_flags
+
+pytestmark = pytest.mark.e2e
+
+DISABLE = "SGLANG_EXACT_TEST_DISABLE_HOOKS"
+OFF = "accept_dflash,accept_dflash_adjust,penalties_count,stop_token_by_token"
+STOP_PROMPT = prompt(7, 9)
+MANY = (*GREEDY, *SAMPLED)
+Answers = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def text_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target with a tokenizer, and drafts of every kind."""
+    folder = tmp_path_factory.mktemp("text-models")
+    tokenizer.make_tokenizer(models.make_target(folder / "target"))
+    for kind in models.DRAFT_KINDS:
+        models.make_draft(folder / kind, kind)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(text_models: Path) -> Iterator[Server]:
+    with TextServer(text_models / "target") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def base(plain: Server) -> tuple[int, ...]:
+    """The greedy continuation that the stops are cut from."""
+    ids = ask(plain, Case("base", {}), STOP_PROMPT).ids
+    assert len(set(ids[:9])) == 9, "the stop cases need distinct tokens"
+    return ids
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Server) -> Answers:
+    return {case.name: answer(ask(plain, case, prompt_of(case))) for case in MANY}
+
+
+@pytest.fixture(scope="module")
+def expected_stops(plain: Server, base: tuple[int, ...]) -> Answers:
+    cases = stop_cases(base)
+    return {case.name: answer(ask(plain, case, STOP_PROMPT)) for case in cases}
+
+
+@pytest.fixture(scope="module")
+def plan(
+    tmp_path_factory: pytest.TempPathFactory, expected: Answers, base: tuple[int, ...]
+) -> Path:
+    path = tmp_path_factory.mktemp("oracle") / "plan.json"
+    _draft(path, 1.0, expected, base)
+    return path
+
+
+def _draft(path: Path, rate: float, expected: Answers, base: tuple[int, ...]) -> None:
+    known = [(prompt_of(case), expected[case.name]["ids"]) for case in MANY]
+    oracle.write_plan(path, rate, [*known, (STOP_PROMPT, base)])
+
+
+def _dflash(folder: Path, plan: Path, **env: str) -> TextServer:
+    return TextServer(
+        folder / "target",
+        flags=draft_flags("dflash", folder / "dflash"),
+        env={oracle.VARIABLE: str(plan), **env},
+    )
+
+
+@pytest.fixture(scope="module")
+def spec(text_models: Path, plan: Path) -> Iterator[Server]:
+    with _dflash(text_models, plan) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def stops_off(text_models: Path, plan: Path) -> Iterator[Server]:
+    with _dflash(text_models, plan, **{DISABLE: OFF}) as server:
+        yield server
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.6])
+def test_speculation_among_neighbours_equals_plain_alone(
+    spec: Server, plan: Path, expected: Answers, base: tuple[int, ...], rate: float
+) -> None:
+    """Penalties, grammar, processors, bias, seeds, logprobs: one batch of all."""
+    _draft(plan, rate, expected, base)
+    found = ask_all(spec, MANY, [prompt_of(case) for case in MANY])
+    for case, completion in zip(MANY, found, strict=True):
+        assert answer(completion) == expected[case.name], case.name
+    fast = {c.name: f.accept_length for c, f in zip(MANY, found, strict=True)}
+    assert all(fast[name] > 1.5 for name in ("greedy", "bias", "seeded", "top_p"))
+    serial = ("frequency", "presence", "repetition", "grammar", "processor")
+    assert all(fast[name] <= TOKENS / (TOKENS - 1) for name in serial)
+
+
+def test_stops_end_where_plain_decoding_ends(
+    spec: Server,
+    plan: Path,
+    expected: Answers,
+    expected_stops: Answers,
+    base: tuple[int, ...],
+) -> None:
+    _draft(plan, 1.0, expected, base)
+    cases = stop_cases(base)
+    found = ask_all(spec, cases, [STOP_PROMPT] * len(cases))
+    for case, completion in zip(cases, found, strict=True):
+        assert answer(completion) == expected_stops[case.name], case.name
+    # The cases would prove nothing if none of them ended early.
+    ends = [len(a["ids"]) for a in expected_stops.values()]
+    assert max(ends) < TOKENS
+
+
+def _streamed(server: Server, case: Case) -> tuple[str, list[int]]:
+    sampling = {"temperature": 0, "ignore_eos": True, "max_new_tokens": TOKENS}
+    body = {
+        "input_ids": STOP_PROMPT,
+        "sampling_params": {**sampling, **case.sampling},
+        "stream": True,
+    }
+    request = urllib.request.Request(
+        server.url + "/generate",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    last: dict[str, Any] = {}
+    with urllib.request.urlopen(request, timeout=120) as lines:
+        for line in lines:
+            if line.startswith(b"data: {"):
+                last = json.loads(line[len(b"data: ") :])
+    return last["text"], last["output_ids"]
+
+
+def test_streaming_and_not_streaming_agree(
+    spec: Server, plain: Server, base: tuple[int, ...], expected_stops: Answers
+) -> None:
+    for case in stop_cases(base)[:3]:
+        wanted = expected_stops[case.name]
+        for server in (spec, plain):
+            text, ids = _streamed(server, case)
+            assert (text, tuple(ids)) == (wanted["text"], wanted["ids"]), case.name
+
+
+def test_logprobs_asked_for_or_not(expected: Answers, spec: Server) -> None:
+    """The ids are those of plain decoding with logprobs."""
+    for case in (GREEDY[0], SAMPLED[1]):
+        silent = case._replace(extra={"return_logprob": False})
+        assert ask(spec, silent, prompt_of(case)).ids == expected[case.name]["ids"]
+
+
+def test_host_alone_answers_otherwise(
+    stops_off: Server,
+    plan: Path,
+    expected: Answers,
+    expected_stops: Answers,
+    base: tuple[int, ...],
+) -> None:
+    """The control: without the hooks each marked case differs."""
+    _draft(plan, 1.0, expected, base)
+    cases = [case for case in MANY if case.control]
+    equal = []
+    for case in cases:
+        found = answer(ask(stops_off, case, prompt_of(case)))
+        if found == expected[case.name]:
+            equal.append(case.name)
+    for case in stop_cases(base):
+        if case.control:
+            found = answer(ask(stops_off, case, STOP_PROMPT))
+            if found == expected_stops[case.name]:
+                equal.append(case.name)
+    assert equal == []
+
+
+@pytest.mark.parametrize(
+    ("sampling", "extra", "word"),
+    [
+        ({"beam_width": 2}, {}, "beam_width"),
+        ({}, {"input_embeds": [[0.0] * 64] * 3, "input_ids": None}, "input_embeds"),
+    ],
+)
+def test_refused_with_a_reason(
+    plain: Server, sampling: dict[str, Any], extra: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(RuntimeError, match=rf"(?s)HTTP 400.*{word}"):
+        plain.client.generate(STOP_PROMPT, 3, extra=extra, **sampling)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ngram", "mtp", "dflash2", "dspark"])
+def test_other_drafters(
+    text_models: Path,
+    plan: Path,
+    expected: Answers,
+    base: tuple[int, ...],
+    expected_stops: Answers,
+    kind: str,
+) -> None:
+    """The same requests with every drafter; NGRAM has the oracle, the others do not."""
+    _draft(plan, 0.8, expected, base)
+    flags = draft_flags(kind, text_models / kind)
+    env = {oracle.VARIABLE: str(plan)}
+    with TextServer(text_models / "target", flags=flags, env=env) as server:
+        found = ask_all(server, MANY, [prompt_of(case) for case in MANY])
+        for case, completion in zip(MANY, found, strict=True):
+            assert answer(completion) == expected[case.name], case.name
+        for case in stop_cases(base)[:2]:
+            ended = answer(ask(server, case, STOP_PROMPT))
+            assert ended == expected_stops[case.name], case.name
