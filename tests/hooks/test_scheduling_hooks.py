@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Admission, retraction, pausing and updates: the hooks' rules without the host."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from enum import Enum, auto
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_exact.hooks import live_changes, prefill_grid, reservation, retraction
+from sglang_exact.hooks.base import DIRECT, Hook, effect_reasons
+from sglang_exact.reasons import Refused
+
+
+class AddReqResult(Enum):
+    CONTINUE = auto()
+    NO_TOKEN = auto()
+    OTHER = auto()
+
+
+class Output(SimpleNamespace):
+    """Stands in for the host's answers."""
+
+
+class FinishAbort(SimpleNamespace):
+    def __init__(self, message: str, status_code: int) -> None:
+        super().__init__(message=message, status_code=status_code)
+
+
+BLOCK = 4
+
+
+@pytest.fixture(autouse=True)
+def host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for the host modules that the hooks import when called."""
+    contents: dict[str, dict[str, Any]] = {
+        "sglang.srt.managers.schedule_policy": {"AddReqResult": AddReqResult},
+        "sglang.srt.managers.schedule_batch": {"FINISH_ABORT": FinishAbort},
+        "sglang.srt.mem_cache.allocation_sizing": {
+            "get_alloc_len_per_decode": lambda: BLOCK
+        },
+        "sglang.srt.managers.io_struct": dict.fromkeys(
+            (
+                "UpdateWeightFromDiskReqOutput",
+                "UpdateWeightsFromIPCReqOutput",
+                "BeginWeightUpdateReqOutput",
+                "SetInternalStateReqOutput",
+            ),
+            Output,
+        ),
+    }
+    for name, values in contents.items():
+        parts = name.split(".")
+        for i in range(1, len(parts)):
+            parent = ".".join(parts[:i])
+            monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
+        module = ModuleType(name)
+        vars(module).update(values)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def request(prompt: int = 100, new: int = 10, done: int = 0) -> Any:
+    return SimpleNamespace(
+        rid="r",
+        origin_input_ids=[1] * prompt,
+        full_untruncated_fill_ids=[1] * prompt,
+        prefix_len=done,
+        extend_end=prompt,
+        sampling_params=SimpleNamespace(max_new_tokens=new),
+        finished=lambda: False,
+        to_finish=None,
+    )
+
+
+def adder(budget: int | None, running: list[Any] | None = None, size: int = 0) -> Any:
+    return SimpleNamespace(
+        rem_chunk_tokens=budget,
+        chunked_req_limit=None,
+        can_run_list=[],
+        running_batch=SimpleNamespace(reqs=running or []),
+        token_to_kv_pool_allocator=SimpleNamespace(size=size),
+    )
+
+
+@pytest.mark.parametrize(
+    ("budget", "prompt", "admitted"),
+    [
+        (None, 500, True),
+        (64, 500, True),
+        (63, 500, False),
+        (63, 63, True),
+        (20, 30, False),
+        (30, 30, True),
+    ],
+)
+def test_no_cut_below_one_chunk(
+    budget: int | None, prompt: int, admitted: bool
+) -> None:
+    result = prefill_grid.add_one_req_ignore_eos(
+        lambda self, req: AddReqResult.CONTINUE, adder(budget), request(prompt)
+    )
+    assert result is (AddReqResult.CONTINUE if admitted else AddReqResult.OTHER)
+
+
+@pytest.mark.parametrize(("end", "good"), [(64, True), (100, True), (65, False)])
+def test_cut_off_the_grid_raises(end: int, good: bool) -> None:
+    def original(self: Any, req: Any, **kw: Any) -> Any:
+        req.extend_end = end
+        self.can_run_list.append(req)
+        return AddReqResult.CONTINUE
+
+    def admit() -> Any:
+        return prefill_grid.add_one_req(
+            original, adder(500), request(), False, prefill_grid.GRID
+        )
+
+    if good:
+        assert admit() is AddReqResult.CONTINUE
+    else:
+        with pytest.raises(prefill_grid.OffGrid, match="cut at 65"):
+            admit()
+
+
+def test_next_chunk_gets_at_least_the_grid() -> None:
+    """shortest-prefill-first would leave 10 tokens."""
+    limits = []
+
+    def original(self: Any, req: Any) -> Any:
+        limits.append(self.chunked_req_limit)
+
+    crowded, free = adder(128), adder(128)
+    crowded.chunked_req_limit = 10
+    prefill_grid.add_chunked_req(original, crowded, request(500, done=64))
+    prefill_grid.add_chunked_req(original, free, request(500, done=64))
+    assert limits == [prefill_grid.GRID, None]
+
+
+def admit(reserving: Any, req: Any) -> Any:
+    def original(self: Any, req: Any, **kw: Any) -> Any:
+        return AddReqResult.CONTINUE
+
+    return reservation.add_one_req(original, reserving, req, False, None)
+
+
+def test_admission_counts_every_live_request_once() -> None:
+    need = reservation.need(request())
+    assert need == 100 + 10 + 4 * BLOCK
+    running = request()
+    exact = adder(None, [running], size=2 * need)
+    exact.can_run_list = [running]
+    assert admit(exact, request()) is AddReqResult.CONTINUE
+    tight = adder(None, [running], size=2 * need - 1)
+    assert admit(tight, request()) is AddReqResult.NO_TOKEN
+    # Long answers count in full, not up to the host's 4096.
+    assert admit(adder(None, [], size=5000), request(1, 5000)) is AddReqResult.NO_TOKEN
+
+
+@pytest.mark.parametrize("capacity", [511, 512])
+def test_pool_holds_one_full_request(capacity: int) -> None:
+    reasons = reservation.pool_reasons(capacity, 500, 12)
+    assert bool(reasons) == (capacity < 512)
+    if reasons:
+        assert "--context-length 499" in reasons[0].fix
+
+
+def test_check_pool_refuses() -> None:
+    rank = SimpleNamespace(
+        max_total_num_tokens=100,
+        max_running_requests=2,
+        model_config=SimpleNamespace(context_len=500),
+    )
+    with pytest.raises(Refused, match="KV pool of 100 tokens"):
+        reservation.check_pool(None, rank)
+    rank.max_total_num_tokens = 600
+    reservation.check_pool(None, rank)
+
+
+def test_retracted_become_aborted() -> None:
+    dropped, doomed = request(), request()
+    result = retraction.retract_decode(([dropped], 0.5, [doomed]), None)
+    assert result == ([], 0.5, [doomed, dropped])
+    assert dropped.to_finish.status_code == 503
+    assert "fix:" in dropped.to_finish.message
+    assert doomed.to_finish is None
+
+
+@pytest.mark.parametrize("mode", ["abort", "in_place", "retract"])
+def test_pause(mode: str) -> None:
+    exceptions = pytest.importorskip("fastapi").HTTPException
+    asked = []
+
+    async def original(self: Any, obj: Any) -> None:
+        asked.append(obj.mode)
+
+    def pause() -> None:
+        obj = SimpleNamespace(mode=mode)
+        asyncio.run(retraction.refuse_pause(original, None, obj))
+
+    if mode == "retract":
+        with pytest.raises(exceptions) as caught:
+            pause()
+        assert caught.value.status_code == 400
+        with pytest.raises(Refused):
+            retraction.guard_pause(None, SimpleNamespace(mode=mode))
+        assert asked == []
+    else:
+        pause()
+        retraction.guard_pause(None, SimpleNamespace(mode=mode))
+        assert asked == [mode]
+
+
+@pytest.mark.parametrize("name", ["disk", "ipc", "session"])
+def test_weights_stay_under_live_requests(name: str) -> None:
+    hook = {
+        "disk": live_changes.update_weights_from_disk,
+        "ipc": live_changes.update_weights_from_ipc,
+        "session": live_changes.begin_weight_update,
+    }[name]
+
+    def updater(live: list[Any], chunked: Any = None) -> Any:
+        scheduler = SimpleNamespace(
+            collect_inflight_reqs=lambda: set(map(_Id, live)), chunked_req=chunked
+        )
+        return SimpleNamespace(scheduler=scheduler)
+
+    def answer(target: Any) -> Any:
+        return hook(lambda self, recv_req: "updated", target, None)
+
+    ended = request()
+    ended.finished = lambda: True
+    assert answer(updater([])) == "updated"
+    assert answer(updater([ended])) == "updated"
+    for target in (updater([request()]), updater([], chunked=request())):
+        refused = answer(target)
+        assert refused.success is False
+        assert "requests are live" in refused.message
+
+
+class _Id:
+    """A hashable view of a request."""
+
+    def __init__(self, req: Any) -> None:
+        self.finished = req.finished
+
+
+@pytest.mark.parametrize(
+    ("change", "allowed"),
+    [
+        ({"speculative_accept_threshold_single": 0.9}, False),
+        ({"speculative_accept_threshold_acc": 0.5, "x": 1}, False),
+        ({"speculative_accept_threshold_acc": 1.0}, True),
+        ({"dspark_clear_info_records": True}, True),
+    ],
+)
+def test_acceptance_rule_stays(change: dict[str, Any], allowed: bool) -> None:
+    asked = SimpleNamespace(server_args=change)
+    result = live_changes.set_internal_state(
+        lambda self, recv_req: Output(updated=True), None, asked
+    )
+    assert result.updated is allowed
+
+
+STATE = SimpleNamespace(changed=False)
+
+
+def test_direct_hook_is_judged_by_its_effect() -> None:
+    def change(target: Any) -> None:
+        target.changed = True
+
+    hook = Hook(
+        name="direct",
+        target=f"{__name__}.STATE",
+        kind=DIRECT,
+        replacement=change,
+        in_force=lambda target: bool(target.changed),
+    )
+    assert "did not change" in str(effect_reasons(hook)[0])
+    change(STATE)
+    assert effect_reasons(hook) == []
+    # Control: a hook that cannot be judged is not in force.
+    assert effect_reasons(hook._replace(in_force=None))
