@@ -306,6 +306,25 @@ def ngram_prepare_draft_tokens(
     return tokens.reshape(drafts.shape), np.ascontiguousarray(chains)
 
 
+def eagle_prepare_for_verify(
+    original: Callable[..., Any],
+    verify_input: Any,
+    req_to_token_pool: Any,
+    batch: Any,
+    target_worker: Any,
+) -> Any:
+    """Around the verify input of EAGLE, EAGLE3 and MTP, before it is copied."""
+    if not batch.forward_mode.is_idle():
+        if verify_input.topk != 1:
+            raise RuntimeError(
+                f"found a draft tree (topk {verify_input.topk}), expected a chain. "
+                "Fix: pass --speculative-eagle-topk 1 for runs with an oracle."
+            )
+        vocab_size = target_worker.model_runner.model_config.vocab_size
+        _overwrite(verify_input.draft_token, verify_input.positions, batch, vocab_size)
+    return original(verify_input, req_to_token_pool, batch, target_worker)
+
+
 class OracleHook(NamedTuple):
     """One hook of the oracle, in the terms of the host's hook registry."""
 
@@ -327,6 +346,12 @@ HOOKS = (
         "sglang.srt.speculative.ngram_worker.NGRAMWorker._prepare_draft_tokens",
         "AROUND",
         ngram_prepare_draft_tokens,
+    ),
+    OracleHook(
+        "eagle",
+        "sglang.srt.speculative.eagle_utils.eagle_prepare_for_verify",
+        "AROUND",
+        eagle_prepare_for_verify,
     ),
 )
 """To be registered when `enabled()`."""
