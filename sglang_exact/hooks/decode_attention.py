@@ -43,7 +43,7 @@ def key_bound(backend: Any) -> int:
 def scratch(
     backend: Any, rows: int, part_acc: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scratch (part_acc, part_stat) for `rows` rows; the host's buffer where it has one.
+    """Scratch (part_acc, part_stat) for `rows` rows; the host's where it has one.
 
     Allocates only outside of graph capture: init_cuda_graph_state sized it for the
     largest captured batch. Raises UnsupportedVerify otherwise.
