@@ -164,7 +164,7 @@ def verify(
             seed,
         ),
         Options(reconnect_timeout, restart_command, restart_timeout),
-        output_file or Path("sglang-exact-verify.jsonl"),
+        _output(output_file, resume, "verify"),
         command_line(sys.argv),
         reference_file,
         resume,
@@ -204,7 +204,7 @@ def record(
             seed=seed,
         ),
         Options(reconnect_timeout),
-        output_file or Path("sglang-exact-reference.jsonl"),
+        _output(output_file, resume, "reference"),
         command_line(sys.argv),
         resume=resume,
         vocab_size=vocab_size,
@@ -273,6 +273,16 @@ def _extra(text: str, key: str | None) -> Address:
             f"{', '.join(EXTRA_ROLES)}"
         )
     return Address(role, url, key)
+
+
+def _output(path: Path | None, resume: bool, kind: str) -> Path:
+    """The record's path; the default carries the time, so no record is lost."""
+    if path is not None:
+        return path
+    if resume:
+        _cannot("--resume: expected --output-file with the record to go on with")
+    stamp = session.now().replace("-", "").replace(":", "").partition("+")[0]
+    return Path(f"sglang-exact-{kind}-{stamp}Z.jsonl")
 
 
 def _names(text: str) -> tuple[str, ...]:

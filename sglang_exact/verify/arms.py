@@ -42,7 +42,6 @@ class Arm(NamedTuple):
     stream: bool = False
     flush: bool = True
     neighbours: str = ""
-    needs_live_reference: bool = False
 
 
 ARMS = (
@@ -163,7 +162,6 @@ ARMS = (
         "standard",
         ("plain", "logprobs"),
         role=REFERENCE,
-        needs_live_reference=True,
     ),
     Arm(
         "long-128k",
@@ -188,7 +186,6 @@ ARMS = (
         role=REFERENCE,
         in_flight=8,
         stagger_s=0.05,
-        needs_live_reference=True,
     ),
     Arm(
         "rejected",

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_exact.verify import server as server_facts
@@ -147,11 +146,3 @@ class InFlight:
 
     def leave(self, token: object) -> int:
         return self._peaks.pop(token)
-
-
-def shrink(sample: Sample) -> Sample:
-    """A copy without the top lists, for answers that equal the reference."""
-    return replace(sample, top=())
-
-
-Progress = Callable[[str, int], None]

@@ -246,6 +246,10 @@ class FakeServer:
         place = min(self.lies.position, len(chosen) - 1)
         if "logprob-bit" in kinds:
             chosen[place] = next_float32(chosen[place])
+        if "drift" in kinds:
+            rng = random.Random(ids[0])
+            for n in range(self.lies.position, len(chosen)):
+                chosen[n] = f32(chosen[n] - rng.random() * 1e-6 * 1.25**n)
         if "nan" in kinds:
             chosen[place] = float("nan")
         if "short" in kinds:

@@ -143,6 +143,7 @@ def test_interrupt_keeps_a_partial_result(tmp_path: Path) -> None:
         (("--base-url", "http://127.0.0.1:9"), "127.0.0.1:9: ClientConnect"),
         (("--base-url", "nowhere"), "expected http://HOST:PORT"),
         (("--base-url", "http://[::1"), "Invalid IPv6"),
+        (("--base-url", "http://h:1", "--resume"), "expected --output-file"),
         (("--base-url", "http://h:1", "--server", "big=http://h:1"), "ROLE one of"),
     ],
 )
