@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,11 @@ def _has_cuda() -> bool:
 
 def _has_host() -> bool:
     return importlib.util.find_spec("sglang") is not None
+
+
+# Read when triton is imported, so set before any test module can import it.
+if not _has_cuda():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_collection_modifyitems(
