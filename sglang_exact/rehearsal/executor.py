@@ -8,7 +8,9 @@ signature, and copying every argument's storage onto itself.
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -18,8 +20,33 @@ def _on_cpu(arg: Any) -> bool:
     return device is None or getattr(device, "type", "cpu") == "cpu"
 
 
-def install(interp: ModuleType) -> None:
-    """Replace the launch and call methods of `triton.runtime.interpreter`."""
+def _remember_look_ups(interp: ModuleType, core: ModuleType) -> None:
+    """Answer two questions from memory that every operation asks anew."""
+    plain_dtype: Callable[[Any], Any] = interp._get_np_dtype
+    known: dict[str, Any] = {}
+
+    def get_np_dtype(tt_dtype: Any) -> Any:
+        # Scalar types are told apart by name; pointers and blocks are composed.
+        if type(tt_dtype) is not core.dtype:
+            return plain_dtype(tt_dtype)
+        found = known.get(tt_dtype.name)
+        if found is None:
+            found = known[tt_dtype.name] = plain_dtype(tt_dtype)
+        return found
+
+    numel_of = functools.lru_cache(maxsize=None)(core.validate_block_shape)
+    interp.__dict__["_get_np_dtype"] = get_np_dtype
+    core.__dict__["validate_block_shape"] = lambda shape: numel_of(tuple(shape))
+
+
+def install(interp: ModuleType, core: ModuleType) -> None:
+    """Replace the launch and call methods of `triton.runtime.interpreter`.
+
+    Args:
+        interp: `triton.runtime.interpreter`.
+        core: `triton.language.core`.
+    """
+    _remember_look_ups(interp, core)
     signatures: dict[Any, frozenset[str]] = {}
     builder, convert = interp.interpreter_builder, interp._implicit_cvt
 

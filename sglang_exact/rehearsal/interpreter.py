@@ -25,6 +25,8 @@ _MENDED_OPERATIONS = (
     "create_fma", "create_dot",
 )  # fmt: skip
 
+_MENDED_FUNCTIONS = ("_patch_lang", "_implicit_cvt", "_get_np_dtype")
+
 
 def bf16_to_f32(bits: Any) -> Any:
     """float32 array of the same shape from an array of bfloat16 bits (uint16)."""
@@ -228,7 +230,8 @@ def mend(triton: ModuleType) -> None:
         *((interpreter.InterpreterBuilder, name) for name in _MENDED_OPERATIONS),
         *((interpreter.ReduceOps, name) for name in ("sum", "min_max")),
         *((interpreter.ScanOps, name) for name in ("cumsum", "cumprod")),
-        *((interpreter, name) for name in ("_patch_lang", "_implicit_cvt")),
+        *((interpreter, name) for name in _MENDED_FUNCTIONS),
+        (tl.core, "validate_block_shape"),
     ]
     missing = [f"{o.__name__}.{name}" for o, name in wanted if not hasattr(o, name)]
     if missing:
@@ -241,5 +244,5 @@ def mend(triton: ModuleType) -> None:
     _mend_dot(interpreter, tl)
     _mend_reductions(interpreter, tl)
     _patch_language_for_good(interpreter, tl)
-    executor.install(interpreter)
+    executor.install(interpreter, tl.core)
     driver.set_active(NoDriver())
