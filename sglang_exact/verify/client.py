@@ -69,8 +69,9 @@ class Client:
             raise ValueError(
                 f"server address {clean(redact_url(url))!r}: expected http://HOST:PORT"
             )
-        self.url = redact_url(url)
-        self._base = url.rstrip("/")
+        # The OpenAI base URL is what people have at hand; the native one is above it.
+        self._base = url.rstrip("/").removesuffix("/v1")
+        self.url = redact_url(self._base)
         self._key = key
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None

@@ -105,6 +105,9 @@ def print_result(run: Run, console: Console) -> None:
     )
     for line in result["set_up_differences"]:
         console.print(Text(f"the two servers differ in {line}", style="yellow"))
+    if result["test_settings"]:
+        text = f"the tested server runs with test settings: {_json(result)}"
+        console.print(Text(text, style="yellow"))
     console.print(_table(result["arms"]))
     for row in result["arms"]:
         for reason in row["reasons"]:
@@ -113,6 +116,10 @@ def print_result(run: Run, console: Console) -> None:
             _print_divergence(row["arm"], row["first_divergence"], console)
     if result["failure_bound"]:
         console.print(Text(f"all arms together: {result['failure_bound']}"))
+
+
+def _json(result: dict[str, Any]) -> str:
+    return orjson.dumps(result["test_settings"]).decode()
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

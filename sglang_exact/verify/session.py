@@ -196,20 +196,24 @@ def _header(inputs: Inputs, plan: Plan, fleet: Fleet) -> dict[str, Any]:
     return {
         "format": record.FORMAT,
         "tool_version": __version__,
-        "command": inputs.command,
+        "command": inputs.command.encode("utf-8", "replace").decode(),
         "started": now(),
         "suite": settings.suite,
         "arms": list(settings.arms),
         "repeats": settings.repeats,
         "seed": settings.seed,
-        "prompts": None if settings.prompts is None else str(settings.prompts),
-        "reference": str(inputs.reference_file) if inputs.reference_file else None,
-        "record": str(inputs.output),
+        "prompts": _shown(settings.prompts),
+        "reference": _shown(inputs.reference_file),
+        "record": _shown(inputs.output),
         "plan": plan.digest(),
         "by_ids": plan.by_ids,
         "vocab_size": plan.vocab_size,
         "set_up": [server_facts.set_up_digest(s.info) for s in fleet.servers],
     }
+
+
+def _shown(path: Path | None) -> str | None:
+    return None if path is None else str(path).encode("utf-8", "replace").decode()
 
 
 def _resume(inputs: Inputs, header: dict[str, Any]) -> record.Contents | None:

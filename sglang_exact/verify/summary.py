@@ -217,6 +217,9 @@ def to_json(run: Run) -> dict[str, Any]:
         "failure_bound": failure_bound(compared, equal),
         "set_up_differences": apart,
         "numerics": tested.exact.get("numerics") if tested else None,
+        "test_settings": (tested.exact.get("test_settings") or None)
+        if tested
+        else None,
         "arms": [arm_row(run, result) for result in run.results],
         "provenance": {
             **run.header,

@@ -49,7 +49,12 @@ def diverged(tmp_path_factory: pytest.TempPathFactory) -> summary.Run:
         lies=lies,
         step_s=0.003,
         info={"served_model_name": EVIL, "quantization": EVIL},
-        exact={"version": EVIL, "numerics": EVIL, "hooks": [EVIL]},
+        exact={
+            "version": EVIL,
+            "numerics": EVIL,
+            "hooks": [EVIL],
+            "test_settings": {"oracle": EVIL},
+        },
     )
     path = tmp_path_factory.mktemp("run")
     names = "speculation,without-logprobs,streaming,in-flight-8,repeats,rejected"
@@ -65,6 +70,7 @@ def test_page_is_escaped_and_self_contained(diverged: summary.Run) -> None:
     assert not names & {"src", "href", "onerror", "onload"}
     assert "url(" not in page and "@import" not in page
     assert "&lt;script&gt;" in page
+    assert "Acceptance was set by an oracle" in page
     assert {"arms", "positions", "curves", "acceptance", "servers"} <= found.ids
 
 

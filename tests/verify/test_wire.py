@@ -139,6 +139,7 @@ def test_server_fields_hold_no_secret() -> None:
 
 def test_url_is_redacted() -> None:
     assert redact_url("http://u:p@h:30000/v/?k=1") == "http://h:30000/v"
+    assert Client("http://u:p@h:30000/v1/").url == "http://h:30000"
     assert redact_url("http://[::1]:3/") == "http://[::1]:3"
     with pytest.raises(ValueError, match="expected http"):
         Client("h:30000")
