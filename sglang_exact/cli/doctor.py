@@ -7,8 +7,6 @@ a GPU. Exit status 0 when nothing fails, 1 otherwise; a warning does not fail.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -17,7 +15,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from sglang_exact import __version__, compat, host, scope, settings
+from sglang_exact import __version__, compat, host, patching, scope, settings
 from sglang_exact.cli import machine
 from sglang_exact.reasons import Reason
 
@@ -153,11 +151,13 @@ def shadow_checks(folder: Path) -> list[Check]:
 
 
 def patch_checks() -> list[Check]:
-    """DeepGEMM's headers, where this release ships a patch for them."""
-    if importlib.util.find_spec("sglang_exact.patching") is None:
+    """DeepGEMM's headers: can sm120 kernels be compiled from them as they are?"""
+    install = patching.find_install()
+    if install is None:
         return []
-    patching = importlib.import_module("sglang_exact.patching")
-    return [Check(*item) for item in patching.doctor_checks()]
+    entries = patching.load_manifest()
+    text = f"{patching.DIST} {install.version} has the fence"
+    return _from_reasons("headers", patching.reasons(install, entries), FAIL, text)
 
 
 def checks(environ: Mapping[str, str], folder: Path, gpu: bool = True) -> list[Check]:

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serve one set of prompts in several ways and compare the answers bit for bit.
+
+An arm is one server; a pass is one time through the prompts on it. Every pass is
+compared with plain decoding under the overlay, recorded first.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sglang_exact.rehearsal import oracle
+from sglang_exact.rehearsal.client import Completion
+from sglang_exact.rehearsal.server import Server, draft_flags
+
+DISABLE_VARIABLE = "SGLANG_EXACT_TEST_DISABLE_HOOKS"
+Say = Callable[[str], None]
+
+
+class Pass(NamedTuple):
+    """One time through the prompts.
+
+    `rate` is the part of the oracle's drafts that are right; None for an arm without
+    a drafter. `prompts` limits how many of them are asked. `equal` is what the
+    promise says about the answers.
+    """
+
+    title: str
+    rate: float | None = None
+    logprobs: bool = True
+    prompts: int | None = None
+    equal: bool = True
+
+
+class Arm(NamedTuple):
+    """One server: `mode` as in `server.MODES`, `drafter` as in `draft_flags`.
+
+    `disable` names hooks to leave out, for controls that must fail.
+    """
+
+    name: str
+    passes: tuple[Pass, ...]
+    mode: str = "exact"
+    drafter: str | None = None
+    tokens: int = 4
+    disable: str = ""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all arms share.
+
+    Attributes:
+        target: model folder.
+        drafts: folder of each kind of draft model.
+        prompts: token ids.
+        new_tokens: per prompt.
+        work: folder for logs and oracle files.
+        device: "cpu" or "cuda".
+        flags: flags of every server.
+        env: variables of every server.
+        in_flight: requests at once.
+        start_timeout_s: seconds until a server has to be ready.
+    """
+
+    target: Path
+    drafts: Mapping[str, Path]
+    prompts: Sequence[Sequence[int]]
+    new_tokens: int
+    work: Path
+    device: str = "cpu"
+    flags: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    in_flight: int = 4
+    start_timeout_s: float = 300.0
+
+
+class Difference(NamedTuple):
+    """Where two runs part: 0-based prompt and token, and the values there."""
+
+    prompt: int
+    token: int
+    what: str
+    expected: int | None
+    found: int | None
+
+
+class Comparison(NamedTuple):
+    """Prompts whose ids (logprobs) are equal; None where logprobs were not asked."""
+
+    prompts: int
+    ids_equal: int
+    logprobs_equal: int | None
+    first: Difference | None
+
+    @property
+    def equal(self) -> bool:
+        """Whether every bit that was asked for is equal."""
+        everything = (self.prompts, None)
+        return self.ids_equal == self.prompts and self.logprobs_equal in everything
+
+
+class Row(NamedTuple):
+    """The outcome of one pass."""
+
+    arm: str
+    title: str
+    comparison: Comparison
+    tokens: int
+    accept_length: float | None
+    seconds: float
+    expected_equal: bool
+    exercised: bool
+
+    @property
+    def as_promised(self) -> bool:
+        """Equal where the promise says so, different in a control, and exercised."""
+        return self.exercised and self.comparison.equal == self.expected_equal
+
+    def record(self) -> dict[str, Any]:
+        """The row as JSON types."""
+        first = self.comparison.first
+        return {
+            "arm": self.arm,
+            "pass": self.title,
+            "prompts": self.comparison.prompts,
+            "tokens": self.tokens,
+            "ids_equal": self.comparison.ids_equal,
+            "logprobs_equal": self.comparison.logprobs_equal,
+            "first_difference": first._asdict() if first else None,
+            "accept_length": self.accept_length,
+            "seconds": round(self.seconds, 1),
+            "expected": "equal" if self.expected_equal else "different",
+            "exercised": self.exercised,
+            "as_promised": self.as_promised,
+        }
+
+
+def make_prompts(lengths: Sequence[int], vocab_size: int) -> list[list[int]]:
+    """Seeded token ids, one prompt per length; ids 0 to 2 are left out."""
+    rng = random.Random(20261129)
+    return [[rng.randrange(3, vocab_size) for _ in range(n)] for n in lengths]
+
+
+def _first_unequal(expected: Sequence[int], found: Sequence[int]) -> int | None:
+    pairs = zip(expected, found, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if at is None and len(expected) != len(found):
+        return min(len(expected), len(found))
+    return at
+
+
+def compare(
+    reference: Sequence[Completion], found: Sequence[Completion], logprobs: bool
+) -> Comparison:
+    """Compare answers with the reference's, prompt by prompt, as integers.
+
+    Raises:
+        ValueError: more answers than the reference has.
+    """
+    if len(found) > len(reference):
+        raise ValueError(
+            f"found {len(found)} answers, expected at most {len(reference)}; fix: "
+            "record the reference for every prompt first"
+        )
+    counts = {"ids": 0, "logprobs": 0}
+    first: Difference | None = None
+    for i, (want, got) in enumerate(zip(reference, found, strict=False)):
+        for what in ("ids", "logprobs") if logprobs else ("ids",):
+            expected, actual = getattr(want, what), getattr(got, what)
+            at = _first_unequal(expected, actual)
+            if at is None:
+                counts[what] += 1
+                continue
+            values = [x[at] if at < len(x) else None for x in (expected, actual)]
+            if first is None or (i, at) < (first.prompt, first.token):
+                first = Difference(i, at, what, values[0], values[1])
+    shown = counts["logprobs"] if logprobs else None
+    return Comparison(len(found), counts["ids"], shown, first)
+
+
+def _exercised(step: Pass, found: Sequence[Completion]) -> bool:
+    """Whether the pass did what it says: drafted, kept drafts, rejected all."""
+    verified = sum(c.spec_verify_ct for c in found)
+    tokens = sum(c.completion_tokens for c in found)
+    if step.rate is None:
+        return verified == 0
+    # The first token comes from the prefill; each verify commits one or more.
+    kept = tokens - len(found) - verified
+    return verified > 0 and (kept <= 0 if step.rate == 0.0 else kept > 0)
+
+
+def _server(arm: Arm, setup: Setup, plan: Path) -> Server:
+    flags, env = list(setup.flags), dict(setup.env)
+    if arm.drafter:
+        flags += draft_flags(arm.drafter, setup.drafts.get(arm.drafter), arm.tokens)
+        env[oracle.VARIABLE] = str(plan)
+    if arm.disable:
+        env[DISABLE_VARIABLE] = arm.disable
+    return Server(
+        setup.target,
+        mode=arm.mode,
+        flags=flags,
+        env=env,
+        device=setup.device,
+        log=setup.work / f"{arm.name}.log",
+        start_timeout_s=setup.start_timeout_s,
+        request_timeout_s=900.0,
+    )
+
+
+class Result(NamedTuple):
+    """What an arm gave: a row and the answers for each pass, and its attestation."""
+
+    rows: list[Row]
+    answers: list[list[Completion]]
+    attestation: dict[str, Any] | None
+
+
+def run_arm(
+    arm: Arm, setup: Setup, reference: Sequence[Completion] | None, say: Say
+) -> Result:
+    """Start the arm's server, go through its passes, stop it.
+
+    Without a reference the arm's own first answers are it.
+
+    Raises:
+        RuntimeError: the server did not start or did not answer; its log is in the
+            message.
+    """
+    plan = setup.work / f"oracle-{arm.name}.json"
+    if arm.drafter:
+        oracle.write_plan(plan, 0.0, [])
+    say(f"{arm.name}: starting")
+    rows, answers = [], []
+    with _server(arm, setup, plan) as server:
+        say(f"{arm.name}: up in {server.started_in_s:.0f} s")
+        attestation = server.info().get("sglang_exact")
+        for step in arm.passes:
+            if step.rate is not None and reference is not None:
+                known = [
+                    (p, c.ids) for p, c in zip(setup.prompts, reference, strict=True)
+                ]
+                oracle.write_plan(plan, step.rate, known)
+            started = time.monotonic()
+            found = server.generate_many(
+                setup.prompts[: step.prompts],
+                setup.new_tokens,
+                concurrency=setup.in_flight,
+                return_logprob=step.logprobs,
+            )
+            seconds = time.monotonic() - started
+            answers.append(found)
+            compared = compare(reference or found, found, step.logprobs)
+            verified = sum(c.spec_verify_ct for c in found)
+            tokens = sum(c.completion_tokens for c in found)
+            row = Row(
+                arm.name,
+                step.title,
+                compared,
+                tokens,
+                round(tokens / verified, 2) if verified else None,
+                seconds,
+                step.equal,
+                _exercised(step, found),
+            )
+            rows.append(row)
+            say(f"{arm.name}: {step.title}, {tokens} tokens in {seconds:.0f} s")
+    return Result(rows, answers, attestation)

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stock speculation changes and exact speculation does not, on this machine.
+
+    scripts/demo [--json FILE]                  without a GPU: a tiny model, minutes
+    scripts/demo --layers 4|64 [--json FILE]    on a GPU: the 27B's width, CUDA graphs
+
+Random weights; an oracle drafter sets the acceptance. Exit status 0 only if stock
+speculation differs from plain decoding and every exact pass equals it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sglang_exact import __version__, host
+from sglang_exact.rehearsal import models
+from sglang_exact.rehearsal.arms import (
+    Arm,
+    Pass,
+    Result,
+    Row,
+    Setup,
+    compare,
+    make_prompts,
+    run_arm,
+)
+
+PLAIN = Arm("plain", (Pass("plain decoding"),))
+AGAIN = Arm("plain-again", (Pass("plain decoding, another server"),))
+# The last prompt spans two KV tiles, which the attention hook needs to show.
+CPU_LENGTHS = (8, 11, 17, 24, 260)
+GPU_LENGTHS = (37, 257, 511, 1023)
+CPU_VOCAB, GPU_VOCAB = 512, 248320
+RATE = 0.8
+
+
+def arms(short: int | None) -> tuple[Arm, Arm]:
+    """The stock and the exact arm; `short` prompts in the passes that repeat."""
+    stock = Arm(
+        "stock",
+        (Pass("stock deterministic DFLASH", RATE, equal=False),),
+        mode="stock",
+        drafter="dflash",
+    )
+    exact = Arm(
+        "exact",
+        (
+            Pass("exact DFLASH, oracle drafts", RATE),
+            Pass("exact DFLASH, every draft rejected", 0.0, prompts=short),
+            Pass("exact DFLASH, without logprobs", RATE, False, short),
+        ),
+        drafter="dflash",
+    )
+    return stock, exact
+
+
+def cpu_setup(work: Path, new_tokens: int) -> Setup:
+    """A tiny hybrid model with interpreted kernels."""
+    target = models.make_target(work / "target", vocab_size=CPU_VOCAB)
+    draft = models.make_draft(work / "dflash", "dflash", vocab_size=CPU_VOCAB)
+    prompts = make_prompts(CPU_LENGTHS, CPU_VOCAB)
+    return Setup(target, {"dflash": draft}, prompts, new_tokens, work)
+
+
+def gpu_setup(work: Path, layers: int, new_tokens: int) -> Setup:
+    """The 27B's width with random weights; CUDA graphs stay on."""
+    target = models.make_27b_target(work / "target", layers)
+    draft = models.make_27b_draft(work / "dflash", "dflash", layers, block_size=4)
+    flags = (
+        "--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16",
+        "--attention-backend", "triton", "--disable-prefill-cuda-graph",
+        "--max-running-requests", "8", "--cuda-graph-max-bs-decode", "8",
+        "--context-length", "8192", "--mem-fraction-static", "0.85",
+        "--skip-server-warmup",
+    )  # fmt: skip
+    return Setup(
+        target,
+        {"dflash": draft},
+        make_prompts(GPU_LENGTHS, GPU_VOCAB),
+        new_tokens,
+        work,
+        device="cuda",
+        flags=flags,
+        env={"SGLANG_EXACT_TEST_DUMMY_WEIGHTS": "1"},
+        start_timeout_s=600.0,
+    )
+
+
+def run(setup: Setup, side_by_side: int, console: Console) -> list[Result]:
+    """Plain decoding twice, then stock and exact speculation."""
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"[{time.monotonic() - started:4.0f} s] {text}", markup=False)
+
+    short = len(setup.prompts) - 1 if setup.device == "cpu" else None
+    with ThreadPoolExecutor(side_by_side) as pool:
+        plain = pool.submit(run_arm, PLAIN, setup, None, say)
+        again = pool.submit(run_arm, AGAIN, setup, None, say)
+        first = plain.result()
+        reference = first.answers[0]
+        waiting = [
+            pool.submit(run_arm, arm, setup, reference, say)
+            for arm in reversed(arms(short))
+        ]
+        second = again.result()
+        exact, stock = (job.result() for job in waiting)
+    return [first, _compared(second, reference), stock, exact]
+
+
+def _compared(found: Result, reference: list[Any]) -> Result:
+    """An arm that ran beside the reference, compared with it afterwards."""
+    rows = [
+        row._replace(comparison=compare(reference, answer, logprobs=True))
+        for row, answer in zip(found.rows, found.answers, strict=True)
+    ]
+    return found._replace(rows=rows)
+
+
+def table(rows: list[Row]) -> Table:
+    """The rows for people."""
+    shown = Table(title="Compared with plain decoding under the overlay, bit for bit")
+    for name in ("", "ids equal", "logprobs equal", "tokens per verify"):
+        shown.add_column(name, justify="left" if not name else "right")
+    shown.add_column("first difference")
+    shown.add_column("as promised")
+    for row in rows:
+        total, first = row.comparison.prompts, row.comparison.first
+        logprobs = row.comparison.logprobs_equal
+        where = "none"
+        if first is not None:
+            where = f"prompt {first.prompt}, token {first.token}: {first.what}"
+        good = "[green]yes[/]" if row.as_promised else "[red]NO[/]"
+        shown.add_row(
+            row.title,
+            f"{row.comparison.ids_equal}/{total}",
+            "not asked" if logprobs is None else f"{logprobs}/{total}",
+            "-" if row.accept_length is None else f"{row.accept_length:.2f}",
+            where,
+            good if row.exercised else "[red]NOT EXERCISED[/]",
+        )
+    return shown
+
+
+def record(results: list[Result], setup: Setup, args: argparse.Namespace) -> Any:
+    """Everything a reader needs to judge or repeat the run, as JSON types."""
+    attested = [r.attestation for r in results if r.attestation]
+    return {
+        "command": shlex.join(["scripts/demo", *args.argv]),
+        "date": time.strftime("%Y-%m-%d"),
+        "sglang_exact": __version__,
+        "versions": {"sglang": host.version("sglang"), **host.stack_versions()},
+        "device": setup.device,
+        "weights": "random, seeded",
+        "drafts": f"set by an oracle, rate {RATE}",
+        "prompt_lengths": [len(p) for p in setup.prompts],
+        "new_tokens_per_prompt": setup.new_tokens,
+        "attestation": attested[-1] if attested else None,
+        "rows": [row.record() for r in results for row in r.rows],
+    }
+
+
+def arguments(argv: list[str]) -> argparse.Namespace:
+    """The command line; `argv` is kept for the record."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/demo",
+        description=(__doc__ or "").split("\n\n")[0],
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--layers", type=int, choices=(4, 64), help="run on the GPU")
+    parser.add_argument("--new-tokens", type=int, help="per prompt")
+    parser.add_argument("--work", type=Path, help="keep models and logs here")
+    args = parser.parse_args(argv)
+    args.argv = argv
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the demonstration; 0 if everything is as promised, 1 if not."""
+    args = arguments(sys.argv[1:] if argv is None else argv)
+    console = Console()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="sglang-exact-demo-") as temporary:
+        work = args.work or Path(temporary)
+        work.mkdir(parents=True, exist_ok=True)
+        if args.layers:
+            setup = gpu_setup(work, args.layers, args.new_tokens or 64)
+        else:
+            setup = cpu_setup(work, args.new_tokens or 16)
+        # Each server computes on one core; a GPU holds one model at a time.
+        results = run(setup, 1 if args.layers else 2, console)
+    rows = [row for result in results for row in result.rows]
+    good = all(row.as_promised for row in rows)
+    console.print(table(rows))
+    if args.json:
+        found = {"ok": good, **record(results, setup, args)}
+        found["seconds"] = round(time.monotonic() - started, 1)
+        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        console.print(f"written: {args.json}", markup=False)
+    console.print(
+        "Stock speculation changed the answers; exact speculation did not change a bit."
+        if good
+        else "NOT as promised: see the table.",
+        style="bold green" if good else "bold red",
+    )
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

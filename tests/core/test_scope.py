@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is supported, as reasons: arguments, model, environment, GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_exact import scope
+
+
+def resolved(**changes: object) -> Any:
+    """Resolved arguments in which everything is as supported, but for `changes`."""
+    tables = scope.ALLOWED | scope.ALLOWED_SPECULATIVE
+    fields = {name: allowed[0] for name, allowed in tables.items()}
+    fields |= {
+        "speculative_algorithm": None,
+        "speculative_num_draft_tokens": None,
+        "speculative_ngram_max_bfs_breadth": 1,
+    }
+    return SimpleNamespace(**(fields | changes))
+
+
+def found(reasons: list[Any]) -> list[str]:
+    return [reason.found for reason in reasons]
+
+
+def test_supported_arguments_have_no_reasons() -> None:
+    assert scope.argument_reasons(resolved()) == []
+    for algorithm in scope.CHAIN_ALGORITHMS:
+        cfg = resolved(speculative_algorithm=algorithm, speculative_num_draft_tokens=8)
+        assert scope.argument_reasons(cfg) == []
+
+
+@pytest.mark.parametrize("field", sorted(scope.ALLOWED))
+def test_every_listed_argument_is_looked_at(field: str) -> None:
+    """Each line of the table refuses a value that is not in it."""
+    cfg = resolved(**{field: "something else"})
+    flag = "--" + field.replace("_", "-")
+    assert found(scope.argument_reasons(cfg)) == [f"{flag} something else"]
+
+
+@pytest.mark.parametrize("field", sorted(scope.ALLOWED_SPECULATIVE))
+def test_speculative_arguments_count_only_with_a_drafter(field: str) -> None:
+    assert scope.argument_reasons(resolved(**{field: "something else"})) == []
+    cfg = resolved(
+        speculative_algorithm="DFLASH",
+        speculative_num_draft_tokens=4,
+        **{field: "something else"},
+    )
+    assert len(scope.argument_reasons(cfg)) == 1
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE3", "STANDALONE", "FROZEN_KV_MTP"])
+def test_other_drafters_are_refused(algorithm: str) -> None:
+    cfg = resolved(speculative_algorithm=algorithm, speculative_num_draft_tokens=4)
+    assert found(scope.argument_reasons(cfg))[0].endswith(algorithm)
+
+
+@pytest.mark.parametrize("tokens", [0, 17, None])
+def test_draft_tokens_out_of_range(tokens: int | None) -> None:
+    cfg = resolved(speculative_algorithm="DFLASH", speculative_num_draft_tokens=tokens)
+    assert len(scope.argument_reasons(cfg)) == 1
+
+
+def test_draft_trees_are_refused() -> None:
+    cfg = resolved(
+        speculative_algorithm="NGRAM",
+        speculative_num_draft_tokens=8,
+        speculative_ngram_max_bfs_breadth=10,
+    )
+    assert any("draft tree" in x for x in found(scope.argument_reasons(cfg)))
+    tree = resolved(
+        speculative_algorithm="EAGLE",
+        speculative_num_draft_tokens=8,
+        speculative_eagle_topk=4,
+    )
+    assert found(scope.argument_reasons(tree)) == ["--speculative-eagle-topk 4"]
+
+
+def test_true_is_not_one() -> None:
+    """Python says True == 1; --tp-size True must not pass as 1."""
+    assert len(scope.argument_reasons(resolved(tp_size=True))) == 1
+
+
+def test_only_the_given_arguments_count_before_resolution() -> None:
+    cfg = resolved(tp_size=2, pp_size=2)
+    assert found(scope.argument_reasons(cfg, only={"pp_size"})) == ["--pp-size 2"]
+
+
+def model(**changes: object) -> Any:
+    fields = {"architectures": ["Qwen3_5ForCausalLM"], "quantization_config": None}
+    return SimpleNamespace(**(fields | changes))
+
+
+def test_model() -> None:
+    assert scope.model_reasons(model(), "torch.bfloat16") == []
+    assert found(scope.model_reasons(model(), "torch.float16")) == [
+        "model dtype torch.float16"
+    ]
+    wrong = model(architectures=["LlamaForCausalLM"], quantization_config={"x": 1})
+    assert found(scope.model_reasons(wrong, "bfloat16")) == [
+        "model architecture LlamaForCausalLM",
+        "a quantized checkpoint",
+    ]
+    assert len(scope.model_reasons(model(architectures=None), "bfloat16")) == 1
+
+
+def test_environment() -> None:
+    assert scope.environment_reasons({}) == []
+    assert scope.environment_reasons({"PATH": "x", "FLA_USE_FAST_OPS": "0"}) == []
+    for name in scope.ENVIRONMENT:
+        assert found(scope.environment_reasons({name: "9"})) == [f"{name}=9"]
+
+
+@pytest.mark.parametrize(
+    ("length", "mode", "good"),
+    [
+        ("1", "real-draft-token", True),
+        ("0", "", True),
+        ("1", "", False),
+        ("1", "fixed", False),
+        ("2", "real-draft-token", False),
+    ],
+)
+def test_forced_acceptance(length: str, mode: str, good: bool) -> None:
+    """Only "reject every draft" keeps the answers; more commits unverified drafts."""
+    environ = {scope.SIMULATED_LENGTH: length, scope.SIMULATED_MODE: mode}
+    assert (scope.environment_reasons(environ) == []) is good
+
+
+def test_gpu() -> None:
+    for capability in scope.GPU_ARCHS:
+        assert scope.gpu_reasons(capability) == []
+    assert found(scope.gpu_reasons((8, 0))) == ["sm80"]
+    assert found(scope.gpu_reasons((10, 0))) == ["sm100"]
+    assert found(scope.gpu_reasons(None)) == ["no CUDA GPU"]
