@@ -87,8 +87,10 @@ def parse_answer(
         )
     values: tuple[int | None, ...] = ()
     top: tuple[tuple[tuple[int | None, int], ...], ...] = ()
-    if logprobs:
+    # Also taken where they were not asked for: that they are there is a finding.
+    if logprobs or meta.get("output_token_logprobs"):
         values = _chosen(meta.get("output_token_logprobs"), ids)
+    if logprobs:
         top = _top(meta.get("output_top_logprobs"), len(ids), top_k)
     return Sample(
         ids=ids,

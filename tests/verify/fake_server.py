@@ -205,7 +205,7 @@ class FakeServer:
         prompt = self._context(body)
         cached = len(prompt) - 1 if self.radix and tuple(prompt) in self._seen else 0
         self._seen.add(tuple(prompt))
-        picker = _picker(params, self.requests)
+        picker = _picker({} if "only-greedy" in kinds else params, self.requests)
         # Only the last tokens count, or a long prompt would take minutes.
         context = prompt[-64:] + [len(prompt)]
         ids: list[int] = []
@@ -277,7 +277,8 @@ class FakeServer:
         kinds: set[str],
     ) -> dict[str, Any]:
         meta: dict[str, Any] = {"id": "x"}
-        if body.get("return_logprob") and "no-logprobs" not in kinds:
+        asked = body.get("return_logprob") or "unasked-logprobs" in kinds
+        if asked and "no-logprobs" not in kinds:
             pairs = zip(chosen, ids, strict=True)
             meta["output_token_logprobs"] = [[v, i, None] for v, i in pairs]
             k = body.get("top_logprobs_num", 0)
@@ -304,7 +305,7 @@ class FakeServer:
         await response.prepare(request)
         ids, meta = answer["output_ids"], answer["meta_info"]
         sent = 0
-        for size in steps:
+        for size in [len(ids)] if "one-piece" in kinds else steps:
             await asyncio.sleep(self.step_s)
             start, sent = sent, min(sent + size, len(ids))
             if "truncated" in kinds and sent > len(ids) // 2:

@@ -142,6 +142,33 @@ def test_reference_that_ignores_seeds_is_no_reference(tmp_path: Path) -> None:
     assert "does not repeat a seeded answer" in reasons(run)
 
 
+def test_seeds_without_effect_are_not_exercised(tmp_path: Path) -> None:
+    async def go() -> summary.Run:
+        greedy = Lies({"only-greedy"})
+        async with (
+            FakeServer(speculative=False, lies=greedy) as plain,
+            FakeServer(lies=greedy) as tested,
+        ):
+            plan = settings("seeds")
+            return await session.verify(inputs(tested, plain, tmp_path, plan), silent)
+
+    run = asyncio.run(go())
+    assert states(run) == {"seeds": "not exercised"}
+    assert "the seed had no effect" in reasons(run)
+
+
+def test_generations_that_do_not_stop_are_not_exercised(tmp_path: Path) -> None:
+    run = asyncio.run(against(FakeServer(), tmp_path, settings("stops", tokens=2)))
+    assert states(run) == {"stops": "not exercised"}
+    assert "no generation ended by itself" in reasons(run)
+
+
+def test_company_that_is_refused_is_not_offered(tmp_path: Path) -> None:
+    tested = FakeServer(context_length=4000)
+    run = asyncio.run(against(tested, tmp_path, settings("prefill-neighbours")))
+    assert states(run) == {"prefill-neighbours": "not offered"}
+
+
 def test_low_server_limit_is_not_offered(tmp_path: Path) -> None:
     states_of = [{"effective_max_running_requests_per_dp": 4}]
     tested = FakeServer(step_s=0.01, info={"internal_states": states_of})

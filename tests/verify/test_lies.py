@@ -71,6 +71,9 @@ def test_wrong_token_without_logprobs(tmp_path: Path) -> None:
         ("other-json", "speculation", "could not run", "no meta_info"),
         ("wrong-count", "speculation", "could not run", "completion_tokens is 13"),
         ("refuse", "speculation", "not exercised", "not under exact mode"),
+        ("unasked-logprobs", "without-logprobs", "not exercised", "not asked for"),
+        ("one-piece", "streaming", "not exercised", "more than one piece"),
+        ("only-greedy", "sampled-neighbours", "not exercised", "gave greedy answers"),
     ],
 )
 def test_unusable_answer_is_never_a_pass(
