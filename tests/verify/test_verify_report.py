@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from fake_server import FakeServer, Lies
-from support import against, settings
+from verify_runs import against, settings
 
 from sglang_exact.verify import plots, report, summary
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake_server import FakeServer, Lies
-from support import against, inputs, reasons, settings, silent, states
+from verify_runs import against, inputs, reasons, settings, silent, states
 
 from sglang_exact.verify import record, session, summary
 from sglang_exact.verify.arms import REFERENCE, TESTED

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fake_server import FakeServer, Lies
-from support import against, inputs, lie, reasons, settings, silent, states
+from verify_runs import against, inputs, lie, reasons, settings, silent, states
 
 from sglang_exact.verify import session, summary
 
