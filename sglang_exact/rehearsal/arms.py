@@ -26,14 +26,14 @@ class Pass(NamedTuple):
     """One time through the prompts.
 
     `rate` is the part of the oracle's drafts that are right; None for an arm without
-    a drafter. `prompts` limits how many of them are asked. `equal` is what the
-    promise says about the answers.
+    a drafter. `prompts` are the indices of those asked, None for all. `equal` is what
+    the promise says about the answers.
     """
 
     title: str
     rate: float | None = None
     logprobs: bool = True
-    prompts: int | None = None
+    prompts: tuple[int, ...] | None = None
     equal: bool = True
 
 
@@ -81,7 +81,7 @@ class Setup:
 
 
 class Difference(NamedTuple):
-    """Where two runs part: 0-based prompt and token, and the values there."""
+    """Where two runs part: 0-based prompt of the pass and token, and the values."""
 
     prompt: int
     token: int
@@ -161,16 +161,16 @@ def compare(
     """Compare answers with the reference's, prompt by prompt, as integers.
 
     Raises:
-        ValueError: more answers than the reference has.
+        ValueError: not one answer for each of the reference's.
     """
-    if len(found) > len(reference):
+    if len(found) != len(reference):
         raise ValueError(
-            f"found {len(found)} answers, expected at most {len(reference)}; fix: "
-            "record the reference for every prompt first"
+            f"found {len(found)} answers, expected {len(reference)}; fix: compare "
+            "answers to the same prompts"
         )
     counts = {"ids": 0, "logprobs": 0}
     first: Difference | None = None
-    for i, (want, got) in enumerate(zip(reference, found, strict=False)):
+    for i, (want, got) in enumerate(zip(reference, found, strict=True)):
         for what in ("ids", "logprobs") if logprobs else ("ids",):
             expected, actual = getattr(want, what), getattr(got, what)
             at = _first_unequal(expected, actual)
@@ -248,15 +248,17 @@ def run_arm(
                 ]
                 oracle.write_plan(plan, step.rate, known)
             started = time.monotonic()
+            asked = range(len(setup.prompts)) if step.prompts is None else step.prompts
             found = server.generate_many(
-                setup.prompts[: step.prompts],
+                [setup.prompts[i] for i in asked],
                 setup.new_tokens,
                 concurrency=setup.in_flight,
                 return_logprob=step.logprobs,
             )
             seconds = time.monotonic() - started
             answers.append(found)
-            compared = compare(reference or found, found, step.logprobs)
+            expected = found if reference is None else [reference[i] for i in asked]
+            compared = compare(expected, found, step.logprobs)
             verified = sum(c.spec_verify_ct for c in found)
             tokens = sum(c.completion_tokens for c in found)
             row = Row(

@@ -45,7 +45,7 @@ CPU_VOCAB, GPU_VOCAB = 512, 248320
 RATE = 0.8
 
 
-def arms(short: int | None) -> tuple[Arm, Arm]:
+def arms(short: tuple[int, ...] | None) -> tuple[Arm, Arm]:
     """The stock and the exact arm; `short` prompts in the passes that repeat."""
     stock = Arm(
         "stock",
@@ -104,7 +104,7 @@ def run(setup: Setup, side_by_side: int, console: Console) -> list[Result]:
     def say(text: str) -> None:
         console.print(f"[{time.monotonic() - started:4.0f} s] {text}", markup=False)
 
-    short = len(setup.prompts) - 1 if setup.device == "cpu" else None
+    short = tuple(range(len(setup.prompts) - 1)) if setup.device == "cpu" else None
     with ThreadPoolExecutor(side_by_side) as pool:
         plain = pool.submit(run_arm, PLAIN, setup, None, say)
         again = pool.submit(run_arm, AGAIN, setup, None, say)
