@@ -189,7 +189,11 @@ def _attend_split(
     return row_max, row_sum, acc
 
 
-@triton.jit(do_not_specialize=["bs", "T", "tail"])
+# Not specialised: values that differ between plain and speculative servers, so that
+# both run one binary.
+@triton.jit(
+    do_not_specialize=["bs", "T", "tail", "stride_stat_row", "stride_stat_head"]
+)
 def _attend_kernel(
     q,  # [bs * T, HKV * GROUP, D]
     k_buffer,  # [slots, HKV, D]
@@ -304,7 +308,7 @@ def _attend_kernel(
         tl.store(p_stat + 1, row_sum, mask=used)
 
 
-@triton.jit(do_not_specialize=["T", "tail"])
+@triton.jit(do_not_specialize=["T", "tail", "stride_stat_row", "stride_stat_head"])
 def _combine_kernel(
     part_acc,  # [rows, heads, splits, DV] fp32
     part_stat,  # [rows, heads, splits, 2] fp32

@@ -22,6 +22,8 @@ Not covered: states that are not fp32, tree drafts, K that is no power of two,
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -153,17 +155,32 @@ def _gdn_verify_kernel(
         p_inter += stride_inter_step
 
 
-def _layout_reasons(
-    mixed_qkv: torch.Tensor, a: torch.Tensor, b: torch.Tensor, states: torch.Tensor
-) -> list[str]:
+class _Call(NamedTuple):
+    mixed_qkv: torch.Tensor
+    a: torch.Tensor
+    b: torch.Tensor
+    A_log: torch.Tensor
+    dt_bias: torch.Tensor
+    ssm_states: torch.Tensor
+    cache_indices: torch.Tensor
+    intermediate_states: torch.Tensor
+    intermediate_indices: torch.Tensor
+    out: torch.Tensor | None
+
+
+def _layout_reasons(call: _Call) -> list[str]:
+    """Dtypes, unit strides, alignment."""
+    mixed_qkv = call.mixed_qkv
     reasons = []
     if mixed_qkv.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         reasons.append(f"mixed_qkv: found {mixed_qkv.dtype}, expected bf16/fp16/fp32")
-    if states.dtype != torch.float32:
-        reasons.append(
-            f"ssm_states: found {states.dtype}, expected torch.float32; "
-            "start the server with --mamba-ssm-dtype float32"
-        )
+    for name in ("ssm_states", "intermediate_states"):
+        dtype = getattr(call, name).dtype
+        if dtype != torch.float32:
+            reasons.append(
+                f"{name}: found {dtype}, expected torch.float32; "
+                "start the server with --mamba-ssm-dtype float32"
+            )
     if mixed_qkv.ndim != 2 or mixed_qkv.stride(-1) != 1:
         reasons.append(
             f"mixed_qkv: found shape {tuple(mixed_qkv.shape)}, strides "
@@ -176,7 +193,7 @@ def _layout_reasons(
                 f"mixed_qkv: found base {mixed_qkv.data_ptr():#x} and rows of "
                 f"{row_bytes} bytes, expected multiples of 16 bytes"
             )
-    for name, t in (("a", a), ("b", b)):
+    for name, t in (("a", call.a), ("b", call.b)):
         if t.ndim != 2 or t.stride(-1) != 1:
             reasons.append(
                 f"{name}: found shape {tuple(t.shape)}, strides {t.stride()}, "
@@ -185,76 +202,69 @@ def _layout_reasons(
     return reasons
 
 
-def _check(
-    mixed_qkv: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    A_log: torch.Tensor,
-    dt_bias: torch.Tensor,
-    ssm_states: torch.Tensor,
-    cache_indices: torch.Tensor,
-    intermediate_states: torch.Tensor,
-    intermediate_indices: torch.Tensor,
-    num_draft_tokens: int,
-    num_k_heads: int,
-    out: torch.Tensor | None,
-) -> None:
-    """Raise ValueError with every reason why this call is refused."""
-    reasons = list(arch.unsupported_reasons(mixed_qkv.device))
-    reasons += _layout_reasons(mixed_qkv, a, b, ssm_states)
-    bs, T = cache_indices.numel(), num_draft_tokens
-    if ssm_states.ndim != 4 or T < 1 or num_k_heads < 1:
-        reasons.append(
-            f"found ssm_states {tuple(ssm_states.shape)}, num_draft_tokens {T}, "
-            f"num_k_heads {num_k_heads}, expected [slots, HV, V, K] and counts >= 1"
-        )
-        raise ValueError("gdn_verify refused:\n- " + "\n- ".join(reasons))
-    _, HV, V, K = ssm_states.shape
-    steps = intermediate_states.shape[1] if intermediate_states.ndim == 5 else 0
-    rows = intermediate_states.shape[0]
+def _shape_reasons(call: _Call, T: int, num_k_heads: int) -> list[str]:
+    """Shapes and strides; dtypes and alignment are `_layout_reasons`'s."""
+    bs = call.cache_indices.numel()
+    _, HV, V, K = call.ssm_states.shape
+    rows, steps = call.intermediate_states.shape[:2]
+    inner = (V * K, K, 1)
     expected: list[tuple[str, object, object]] = [
         (
             "mixed_qkv shape",
-            tuple(mixed_qkv.shape),
+            tuple(call.mixed_qkv.shape),
             (bs * T, 2 * num_k_heads * K + HV * V),
         ),
-        ("a shape", tuple(a.shape), (bs * T, HV)),
-        ("b shape", tuple(b.shape), (bs * T, HV)),
-        ("A_log shape", tuple(A_log.shape), (HV,)),
-        ("dt_bias shape", tuple(dt_bias.shape), (HV,)),
-        ("A_log stride", A_log.stride(), (1,)),
-        ("dt_bias stride", dt_bias.stride(), (1,)),
-        ("cache_indices dims", cache_indices.ndim, 1),
-        ("intermediate_indices shape", tuple(intermediate_indices.shape), (bs,)),
-        ("intermediate_states dtype", intermediate_states.dtype, torch.float32),
+        ("a shape", tuple(call.a.shape), (bs * T, HV)),
+        ("b shape", tuple(call.b.shape), (bs * T, HV)),
+        ("A_log shape, stride", (*call.A_log.shape, *call.A_log.stride()), (HV, 1)),
+        (
+            "dt_bias shape, stride",
+            (*call.dt_bias.shape, *call.dt_bias.stride()),
+            (HV, 1),
+        ),
+        ("cache_indices dims", call.cache_indices.ndim, 1),
+        ("intermediate_indices shape", tuple(call.intermediate_indices.shape), (bs,)),
         (
             "intermediate_states shape",
-            tuple(intermediate_states.shape),
+            tuple(call.intermediate_states.shape),
             (rows, steps, HV, V, K),
         ),
-        ("ssm_states inner strides", ssm_states.stride()[1:], (V * K, K, 1)),
+        ("ssm_states inner strides", call.ssm_states.stride()[1:], inner),
         (
             "intermediate_states inner strides",
-            intermediate_states.stride()[2:],
-            (V * K, K, 1),
+            call.intermediate_states.stride()[2:],
+            inner,
         ),
         ("HV % num_k_heads", HV % num_k_heads, 0),
     ]
-    if out is not None:
+    if call.out is not None:
         expected += [
-            ("out shape", tuple(out.shape), (1, bs * T, HV, V)),
-            ("out dtype", out.dtype, mixed_qkv.dtype),
-            ("out contiguous", out.is_contiguous(), True),
+            ("out shape", tuple(call.out.shape), (1, bs * T, HV, V)),
+            ("out dtype", call.out.dtype, call.mixed_qkv.dtype),
+            ("out contiguous", call.out.is_contiguous(), True),
         ]
-    reasons += [f"{n}: found {f}, expected {e}" for n, f, e in expected if f != e]
+    reasons = [f"{n}: found {f}, expected {e}" for n, f, e in expected if f != e]
     if K not in _HEAD_K_DIMS:
         reasons.append(f"head_k_dim: found {K}, expected one of {_HEAD_K_DIMS}")
     if steps < T:
         reasons.append(
             f"intermediate_states: found {steps} steps, expected at least {T}"
         )
-    tensors = (a, b, A_log, dt_bias, ssm_states, cache_indices, intermediate_states)
-    devices = {str(t.device) for t in (mixed_qkv, *tensors, intermediate_indices)}
+    return reasons
+
+
+def _check(call: _Call, T: int, num_k_heads: int) -> None:
+    """Raise ValueError with every reason why this call is refused."""
+    reasons = arch.unsupported_reasons(call.mixed_qkv.device) + _layout_reasons(call)
+    dims = (call.ssm_states.ndim, call.intermediate_states.ndim)
+    if dims != (4, 5) or T < 1 or num_k_heads < 1:
+        reasons.append(
+            f"found states of {dims} dims, num_draft_tokens {T}, num_k_heads "
+            f"{num_k_heads}, expected (4, 5) dims and counts >= 1"
+        )
+    else:
+        reasons += _shape_reasons(call, T, num_k_heads)
+    devices = {str(t.device) for t in call if t is not None}
     if len(devices) != 1:
         reasons.append(f"found tensors on {sorted(devices)}, expected one device")
     if reasons:
@@ -292,7 +302,7 @@ def gdn_verify(
     zeros and store nothing. Raises ValueError, before any launch, with every reason why
     the call is refused. No host synchronisation; allocates nothing but the output.
     """
-    _check(
+    call = _Call(
         mixed_qkv,
         a,
         b,
@@ -302,36 +312,41 @@ def gdn_verify(
         cache_indices,
         intermediate_states,
         intermediate_indices,
-        num_draft_tokens,
-        num_k_heads,
         out,
     )
-    bs, T = cache_indices.numel(), num_draft_tokens
-    _, HV, V, K = ssm_states.shape
+    _check(call, num_draft_tokens, num_k_heads)
     if out is None:
-        out = mixed_qkv.new_empty(1, bs * T, HV, V)
-    block_v = min(triton.next_power_of_2(V), arch.pick(_BLOCK_V, mixed_qkv.device))
+        bs, (HV, V) = cache_indices.numel(), ssm_states.shape[1:3]
+        out = mixed_qkv.new_empty(1, bs * num_draft_tokens, HV, V)
+    _launch(call._replace(out=out), num_draft_tokens, num_k_heads, scale)
+    return out
+
+
+def _launch(call: _Call, T: int, num_k_heads: int, scale: float) -> None:
+    bs = call.cache_indices.numel()
+    _, HV, V, K = call.ssm_states.shape
+    block_v = min(triton.next_power_of_2(V), arch.pick(_BLOCK_V, call.mixed_qkv.device))
     _gdn_verify_kernel[(triton.cdiv(V, block_v), bs * HV)](
-        mixed_qkv,
-        a,
-        b,
-        A_log,
-        dt_bias,
-        out,
-        ssm_states,
-        intermediate_states,
-        cache_indices,
-        intermediate_indices,
+        call.mixed_qkv,
+        call.a,
+        call.b,
+        call.A_log,
+        call.dt_bias,
+        call.out,
+        call.ssm_states,
+        call.intermediate_states,
+        call.cache_indices,
+        call.intermediate_indices,
         scale,
         T,
-        stride_qkv_tok=mixed_qkv.stride(0),
-        stride_a_tok=a.stride(0),
-        stride_b_tok=b.stride(0),
-        stride_state_slot=ssm_states.stride(0),
-        stride_inter_row=intermediate_states.stride(0),
-        stride_inter_step=intermediate_states.stride(1),
-        stride_cache_idx=cache_indices.stride(0),
-        stride_inter_idx=intermediate_indices.stride(0),
+        stride_qkv_tok=call.mixed_qkv.stride(0),
+        stride_a_tok=call.a.stride(0),
+        stride_b_tok=call.b.stride(0),
+        stride_state_slot=call.ssm_states.stride(0),
+        stride_inter_row=call.intermediate_states.stride(0),
+        stride_inter_step=call.intermediate_states.stride(1),
+        stride_cache_idx=call.cache_indices.stride(0),
+        stride_inter_idx=call.intermediate_indices.stride(0),
         H=num_k_heads,
         HV=HV,
         K=K,
@@ -341,4 +356,3 @@ def gdn_verify(
         num_warps=_NUM_WARPS,
         num_stages=_NUM_STAGES,
     )
-    return out

@@ -20,7 +20,7 @@ import struct
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import triton
@@ -42,21 +42,22 @@ INT: Expr = ("int",)
 ZERO: Expr = ("imm", "0")
 
 
-def compile_sass(
+def compile_kernel(
     kernel: Any,
     signature: dict[str, str],
     constants: dict[str, Any],
     capability: int,
     num_warps: int,
     num_stages: int,
-) -> str:
-    """SASS of `kernel` for `capability`; pointers count as 16-byte aligned."""
+    multiples_of_16: Iterable[str] = (),
+) -> Any:
+    """Triton's compiled kernel for `capability`; pointers are 16-byte aligned."""
     names = list(kernel.arg_names)
     full = {name: signature.get(name, "constexpr") for name in names}
+    aligned = {n for n, kind in signature.items() if kind.startswith("*")}
     attrs = {
         (names.index(name),): [["tt.divisibility", 16]]
-        for name, kind in signature.items()
-        if kind.startswith("*")
+        for name in aligned | set(multiples_of_16)
     }
     source = ASTSource(
         fn=kernel,
@@ -64,11 +65,16 @@ def compile_sass(
         constexprs={(names.index(k),): v for k, v in constants.items()},
         attrs=attrs,
     )
-    compiled = triton.compile(
+    return triton.compile(
         source,
         target=GPUTarget("cuda", capability, 32),
         options={"num_warps": num_warps, "num_stages": num_stages},
     )
+
+
+def compile_sass(*args: Any, **options: Any) -> str:
+    """SASS of a kernel; arguments as `compile_kernel`."""
+    compiled = compile_kernel(*args, **options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
