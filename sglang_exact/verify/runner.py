@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from typing import NamedTuple
 
@@ -42,6 +43,8 @@ from sglang_exact.verify.record import Writer
 from sglang_exact.verify.reference import Display, ReferenceBook
 
 PROBED_CASES = 2
+# How long a restart command may return ahead of the restart, in seconds.
+RESTART_GRACE_S = 60.0
 SELF_REFERENCE = (
     "compared with this server's own answers one at a time: no plain reference was "
     "given (--reference URL or FILE)"
@@ -190,14 +193,22 @@ class Runner:
             other = server.info.identity != self.fleet.tested.info.identity
             return "a second process of the server" if other else None
         self.display.say("running the restart command")
-        process = await asyncio.create_subprocess_shell(command)
+        # stdout belongs to the result.
+        process = await asyncio.create_subprocess_shell(command, stdout=2)
         status = await process.wait()
         if status != 0:
             result.notes.append(f"the restart command ended with status {status}")
-        if not await server.client.wait_ready(self.options.restart_timeout_s):
-            server.down = "the server did not answer after the restart command"
-            return None
-        return await server.check_identity()
+        limit = self.options.restart_timeout_s
+        until = time.monotonic() + min(limit, RESTART_GRACE_S)
+        # The command may return before the old process has gone.
+        while True:
+            if not await server.client.wait_ready(limit):
+                server.down = "the server did not answer after the restart command"
+                return None
+            changed = await server.check_identity()
+            if changed or time.monotonic() > until:
+                return changed
+            await asyncio.sleep(0.2)
 
     async def _flush(self, server: Server) -> str | None:
         problem = await server.client.flush()

@@ -217,7 +217,7 @@ def test_restart_command_restarts(tmp_path: Path) -> None:
                 await tested.start()
 
             task = asyncio.create_task(watch())
-            options = FAST._replace(restart_command=f"touch {flag}; sleep 0.3")
+            options = FAST._replace(restart_command=f"touch {flag}")
             run = await session.verify(
                 inputs(tested, plain, tmp_path, settings("restart"), options=options),
                 silent,
@@ -230,7 +230,7 @@ def test_restart_command_restarts(tmp_path: Path) -> None:
 
 
 def test_restart_command_without_effect_is_not_exercised(tmp_path: Path) -> None:
-    options = FAST._replace(restart_command="true")
+    options = FAST._replace(restart_command="true", restart_timeout_s=0.5)
     run = asyncio.run(
         against(FakeServer(), tmp_path, settings("restart"), options=options)
     )
