@@ -74,10 +74,10 @@ class FailClosed:
 
 
 def foreign_reasons(hooks: Iterable[Hook], registry: Any) -> list[Reason]:
-    """Reasons where another plugin hooks one of our targets or its class."""
+    """Reasons where another plugin hooks a target, its class or what it relies on."""
     hooks = list(hooks)
     known = {id(hook.replacement) for hook in hooks}
-    targets = {hook.target for hook in hooks}
+    targets = {name for hook in hooks for name in (hook.target, *hook.relies_on)}
     reasons = []
     for target, entries in registry._hooks.items():
         normal = target.replace(":", ".")

@@ -111,6 +111,16 @@ def test_another_plugin_on_our_target(target: ModuleType, key: str) -> None:
     assert gate.foreign_reasons([HOOK], registry()) == []
 
 
+def test_another_plugin_on_what_a_hook_relies_on(target: ModuleType) -> None:
+    hook = HOOK._replace(relies_on=("a_host.g",))
+    hooks = {
+        "a_host.f": [("REPLACE", replacement, None)],
+        "a_host.g": [("AFTER", 1, None)],
+    }
+    (reason,) = gate.foreign_reasons([hook], registry(hooks=hooks))
+    assert "a_host.g" in reason.found
+
+
 def test_direct_change(target: ModuleType) -> None:
     live = target.f
     hook = Hook(
