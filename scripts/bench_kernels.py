@@ -268,18 +268,21 @@ def tune(lengths: list[int]) -> list[dict[str, Any]]:
     kept = attention._TILES[key]
     pool = make_pool(max(lengths))
     found = []
-    for tile in (
-        kept,
-        attention._Tile(64, 8, 3, 1),
-        attention._Tile(32, 8, 5, 1),
-        attention._Tile(32, 8, 7, 1),
-        attention._Tile(32, 8, 9, 1),
-        attention._Tile(32, 4, 5, 1),
-        attention._Tile(16, 8, 9, 1),
-    ):
+    tiers = dict(attention._TIERS)
+    candidates = [
+        (kept, 1024),
+        (kept, 2048),
+        (attention._Tile(64, 8, 3, 1), 1024),
+        (attention._Tile(32, 8, 5, 1), 1024),
+        (attention._Tile(32, 8, 7, 1), 1024),
+        (attention._Tile(32, 8, 9, 1), 1024),
+        (attention._Tile(32, 4, 3, 2), 1024),
+    ]
+    for tile, keys in candidates:
         attention._TILES[key] = tile
+        attention._TIERS["KEYS_2"] = keys
         for length in lengths:
-            entry: dict[str, Any] = {"tile": list(tile), "length": length}
+            entry: dict[str, Any] = {"tile": list(tile), "keys": keys, "length": length}
             for positions in (1, T):
                 rows = make_rows(pool, 1, positions, length)
                 try:
@@ -288,6 +291,7 @@ def tune(lengths: list[int]) -> list[dict[str, Any]]:
                     entry["error"] = str(error)
             found.append(entry)
             show(entry)
+    attention._TIERS.update(tiers)
     attention._TILES[key] = kept
     return found
 

@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any
 
-import sass
+import aot
 import triton
 
 from sglang_exact_kernels import decode_attention as attention
@@ -28,7 +28,7 @@ STRIDES = tuple(
 def attend(capability: int, shape: str) -> Any:
     kv_heads, group, dim = SHAPES[shape]
     tile = attention._TILES[capability]
-    return sass.compile_kernel(
+    return aot.compile_kernel(
         attention._attend_kernel,
         {
             **dict.fromkeys(("q", "k_buffer", "v_buffer"), "*bf16"),

@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from typing import Any
 
+import aot
 import sass
 from sglang.kernels.ops.attention.fla import fused_recurrent
 
@@ -22,7 +23,7 @@ H, HV, V = 16, 48, 128
 
 def decode(capability: int, block_v: int, K: int, dtype: str) -> str:
     state, qkv = HV * V * K, 2 * H * K + HV * V
-    return sass.compile_sass(
+    return aot.compile_sass(
         fused_recurrent.fused_recurrent_gated_delta_rule_packed_decode_kernel,
         {
             **dict.fromkeys(("mixed_qkv", "a", "b", "o"), f"*{dtype}"),
@@ -54,7 +55,7 @@ def decode(capability: int, block_v: int, K: int, dtype: str) -> str:
 
 def verify(capability: int, block_v: int, K: int, dtype: str) -> str:
     state, qkv = HV * V * K, 2 * H * K + HV * V
-    return sass.compile_sass(
+    return aot.compile_sass(
         gdn_verify._gdn_verify_kernel,
         {
             **dict.fromkeys(("mixed_qkv", "a", "b", "out"), f"*{dtype}"),
@@ -89,7 +90,7 @@ def verify(capability: int, block_v: int, K: int, dtype: str) -> str:
 def fla_step(capability: int, block_v: int) -> str:
     """The host's unpacked kernel (beta not rounded): close, but other operations."""
     names = ("q", "k", "v", "beta", "o")
-    return sass.compile_sass(
+    return aot.compile_sass(
         fused_recurrent.fused_recurrent_gated_delta_rule_fwd_kernel,
         {
             **dict.fromkeys(names, "*bf16"),

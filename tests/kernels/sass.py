@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Machine code as expressions: what a kernel stores, as a tree of float operations.
 
-`compile_sass` compiles a Triton kernel ahead of time (no GPU needed) and disassembles
-it; `stored_values` walks the code and returns the expression of every register that a
-store writes. Two kernels that return the same multiset do the same float operations,
-in the same order, with the same contractions.
+`stored_values` walks one kernel's disassembly (see aot.py) and returns the expression
+of every register that a store writes. Two kernels that return the same multiset do the
+same float operations, in the same order, with the same contractions.
 
 Leaves are loads (by width and position in the vector), constants, and everything that
 is integer only. Conditional branches are taken as not taken, a backward branch is
@@ -14,21 +13,12 @@ which address a load reads. Bit tests cover that.
 
 from __future__ import annotations
 
-import os
 import re
 import struct
-import subprocess
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import triton
-import triton.backends.nvidia as nvidia_backend
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
-_BIN = os.path.join(os.path.dirname(nvidia_backend.__file__), "bin")
 _LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)(.*?);")
 _LABEL = re.compile(r"^(\.L_\w+):")
 _REG = re.compile(r"^(U?R)(\d+)$")
@@ -40,50 +30,6 @@ _COMMUTE = ("FADD", "FMUL", "FFMA")
 Expr = tuple[Any, ...]
 INT: Expr = ("int",)
 ZERO: Expr = ("imm", "0")
-
-
-def compile_kernel(
-    kernel: Any,
-    signature: dict[str, str],
-    constants: dict[str, Any],
-    capability: int,
-    num_warps: int,
-    num_stages: int,
-    multiples_of_16: Iterable[str] = (),
-) -> Any:
-    """Triton's compiled kernel for `capability`; pointers are 16-byte aligned."""
-    names = list(kernel.arg_names)
-    full = {name: signature.get(name, "constexpr") for name in names}
-    aligned = {n for n, kind in signature.items() if kind.startswith("*")}
-    attrs = {
-        (names.index(name),): [["tt.divisibility", 16]]
-        for name in aligned | set(multiples_of_16)
-    }
-    source = ASTSource(
-        fn=kernel,
-        signature=full,
-        constexprs={(names.index(k),): v for k, v in constants.items()},
-        attrs=attrs,
-    )
-    return triton.compile(
-        source,
-        target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": num_warps, "num_stages": num_stages},
-    )
-
-
-def compile_sass(*args: Any, **options: Any) -> str:
-    """SASS of a kernel; arguments as `compile_kernel`."""
-    compiled = compile_kernel(*args, **options)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        return subprocess.run(
-            [os.path.join(_BIN, "nvdisasm"), "-c", file.name],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
 
 
 class Instruction(NamedTuple):
