@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The repository's rules for its own source, as .pre-commit-config.yaml states them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("sglang_exact", "kernels", "scripts", "tests")
+# What each rule must find; a rule that finds nothing anywhere would look green.
+FORBIDDEN = {
+    "no-autotune": "@triton.autotune(configs=[])",
+    "no-atomics": "    tl.atomic_add(pointer, value)",
+    "no-blind-except": "    except Exception as error:",
+}
+
+
+def local_hooks() -> dict[str, Any]:
+    yaml = pytest.importorskip("yaml")
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    (local,) = [r["hooks"] for r in config["repos"] if r["repo"] == "local"]
+    return {hook["id"]: hook for hook in local}
+
+
+def sources() -> list[Path]:
+    """Every Python file of ours, programs without an extension included."""
+    found = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py")]
+    for path in (ROOT / "scripts").iterdir():
+        if path.is_file() and path.read_bytes().startswith(b"#!/usr/bin/env python"):
+            found.append(path)
+    return [p for p in found if "__pycache__" not in p.parts]
+
+
+@pytest.mark.parametrize("name", sorted(FORBIDDEN))
+def test_forbidden_text(name: str) -> None:
+    hook = local_hooks()[name]
+    pattern = re.compile(hook["entry"])
+    assert pattern.search(FORBIDDEN[name])
+    skipped = re.compile(hook.get("exclude", "^$"))
+    found, looked_at = [], 0
+    for path in sources():
+        relative = str(path.relative_to(ROOT))
+        if not re.search(hook["files"], relative) or skipped.search(relative):
+            continue
+        looked_at += 1
+        lines = path.read_text(encoding="utf-8").splitlines()
+        found += [
+            f"{relative}:{i}: {line.strip()}"
+            for i, line in enumerate(lines, 1)
+            if pattern.search(line)
+        ]
+    assert looked_at > 5
+    assert found == []
+
+
+def test_kernels_is_no_package() -> None:
+    hook = local_hooks()["kernels-is-no-package"]
+    assert re.search(hook["files"], "kernels/__init__.py")
+    assert not re.search(hook["files"], "kernels/sglang_exact_kernels/__init__.py")
+    assert not (ROOT / "kernels" / "__init__.py").exists()
+
+
+def test_every_source_names_its_licence_and_is_ascii() -> None:
+    wrong = []
+    for path in sources():
+        text = path.read_bytes()
+        head = text.decode("utf-8").splitlines()[:2]
+        if "# SPDX-License-Identifier: Apache-2.0" not in head or not text.isascii():
+            wrong.append(str(path.relative_to(ROOT)))
+    assert wrong == []
