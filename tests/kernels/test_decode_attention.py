@@ -173,6 +173,48 @@ def test_decode_attention_accuracy(device: torch.device, dtype: torch.dtype) -> 
     assert (out - want).abs().mean().item() < unit * 0.25
 
 
+def _host_decode(case: Case, rows: list[tuple[int, int]]) -> torch.Tensor:
+    """The host's deterministic decode kernel on the same rows."""
+    from sglang.kernels.ops.attention.decode_attention import decode_attention_fwd
+
+    q = torch.stack([case.q[r, i] for r, i in rows])
+    slots = [case.row_slots(r, i) for r, i in rows]
+    lengths = torch.tensor([0, *(len(s) for s in slots)], device=q.device)
+    splits = -(-case.longest() // 256)
+    out = torch.empty_like(q)
+    decode_attention_fwd(
+        q,
+        case.k_buffer,
+        case.v_buffer,
+        out,
+        lengths.cumsum(0).to(torch.int32),
+        torch.cat(slots),
+        torch.empty(len(q), case.heads.q, splits, case.heads.dim, device=q.device),
+        torch.empty(len(q), case.heads.q, splits, device=q.device),
+        ((lengths[1:] + 255) // 256).to(torch.int32),
+        splits,
+        case.heads.dim**-0.5,
+        1.0,
+        1.0,
+    )
+    return out
+
+
+def _mean_errors(case: Case) -> tuple[float, float]:
+    """Mean absolute error of our verify rows and of the host's decode rows."""
+    want = case.fp64().flatten(0, 1)
+    rows = [(r, i) for r in range(len(case.prefixes)) for i in range(case.T)]
+    ours = (case.verify().flatten(0, 1).double() - want).abs().mean().item()
+    theirs = (_host_decode(case, rows).double() - want).abs().mean().item()
+    return ours, theirs
+
+
+@pytest.mark.host
+def test_decode_attention_errs_no_more_than_the_host(device: torch.device) -> None:
+    ours, theirs = _mean_errors(make_case(SMALL, [3, 270, 520], 2, device, seed=12))
+    assert ours <= 1.05 * theirs
+
+
 @pytest.mark.usefixtures("short_tiers")
 @pytest.mark.parametrize("T", [1, 2, 8, 16])
 def test_verify_rows_equal_decode_rows(device: torch.device, T: int) -> None:
@@ -320,6 +362,13 @@ def test_decode_attention_accuracy_27b(device: torch.device) -> None:
     error = (case.verify().double() - case.fp64()).abs()
     assert error.mean().item() < 2.0**-10
     assert error.max().item() < 2.0**-7 * 4
+
+
+@pytest.mark.gpu
+@pytest.mark.host
+def test_decode_attention_errs_no_more_than_the_host_27b(device: torch.device) -> None:
+    ours, theirs = _mean_errors(make_case(MODEL_27B, [5, 999, 12_345], 4, device, 41))
+    assert ours <= 1.05 * theirs
 
 
 @pytest.mark.gpu
