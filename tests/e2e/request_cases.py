@@ -32,7 +32,6 @@ class Case(NamedTuple):
     sampling: Mapping[str, Any]
     extra: Mapping[str, Any] = {}
     control: bool = False
-    text: str = ""
 
 
 class _Follow:

@@ -120,7 +120,7 @@ def test_speculation_among_neighbours_equals_plain_alone(
     for case, completion in zip(MANY, found, strict=True):
         assert answer(completion) == expected[case.name], case.name
     fast = {c.name: f.accept_length for c, f in zip(MANY, found, strict=True)}
-    assert all(fast[name] > 1.5 for name in ("greedy", "bias", "seeded", "top_p"))
+    assert all(fast[name] > 1.2 for name in ("greedy", "bias", "seeded", "top_p"))
     serial = ("frequency", "presence", "repetition", "grammar", "processor")
     assert all(fast[name] <= TOKENS / (TOKENS - 1) for name in serial)
 
