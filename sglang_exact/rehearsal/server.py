@@ -41,6 +41,7 @@ DETERMINISTIC_FLAGS = (
 )  # fmt: skip
 """The stock host's own best: what the overlay is compared with."""
 
+_SUPERVISOR = Path(__file__).with_name("supervise.py")
 _LOG_TAIL_LINES = 60
 _POLL_S = 0.2
 _STOP_S = 10.0
@@ -95,6 +96,8 @@ def free_port() -> int:
 
 class Server:
     """A server in a process group of its own, as a context manager.
+
+    The group also ends when this process does, even if it is killed.
 
     Args:
         model: model folder.
@@ -220,10 +223,11 @@ class Server:
         self.port = free_port()
         began = time.monotonic()
         with self.log_path.open("wb") as log:
+            # Isolated and without site: the supervisor needs nothing of either.
             self._process = subprocess.Popen(
-                self.command(),
+                [sys.executable, "-I", "-S", str(_SUPERVISOR), *self.command()],
                 env=self.environment(),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -265,6 +269,8 @@ class Server:
             process.wait(_STOP_S)
         self._signal(process.pid, signal.SIGKILL)
         process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
 
     @staticmethod
     def _signal(group: int, number: signal.Signals) -> None:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +93,44 @@ def test_a_server_that_never_gets_ready_is_stopped(
     with pytest.raises(RuntimeError, match="not ready after 1 s"):
         subject.start()
     subject.stop()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_a_killed_starter_leaves_no_server_behind(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    grandchild = "import time; time.sleep(120)"
+    child = (
+        "import os, subprocess, sys, time;"
+        f"p = subprocess.Popen([sys.executable, '-c', {grandchild!r}]);"
+        f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{p.pid}} ');"
+        "time.sleep(120)"
+    )
+    starter = (
+        "import sys\n"
+        "from sglang_exact.rehearsal import server\n"
+        "s = server.Server('m', mode='stock', start_timeout_s=100)\n"
+        f"s.command = lambda: [sys.executable, '-c', {child!r}]\n"
+        "s.start()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", starter])
+    deadline = time.monotonic() + 30
+    while not (pids.exists() and pids.read_text().endswith(" ")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    started = [int(pid) for pid in pids.read_text().split()]
+    assert all(_is_alive(pid) for pid in started)
+    process.kill()
+    process.wait()
+    while any(_is_alive(pid) for pid in started):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_launcher_fills_in_flags(
