@@ -189,10 +189,11 @@ def _attend_split(
     return row_max, row_sum, acc
 
 
-# Not specialised: values that differ between plain and speculative servers, so that
-# both run one binary.
+# Not specialised: what differs between plain and speculative servers (or between eager
+# and captured steps: slots may come as a slice), so that all of them run one binary.
 @triton.jit(
-    do_not_specialize=["bs", "T", "tail", "stride_stat_row", "stride_stat_head"]
+    do_not_specialize=["bs", "T", "tail", "stride_stat_row", "stride_stat_head"],
+    do_not_specialize_on_alignment=["kv_indptr", "kv_indices", "out_cache_loc"],
 )
 def _attend_kernel(
     q,  # [bs * T, HKV * GROUP, D]
@@ -308,7 +309,10 @@ def _attend_kernel(
         tl.store(p_stat + 1, row_sum, mask=used)
 
 
-@triton.jit(do_not_specialize=["T", "tail", "stride_stat_row", "stride_stat_head"])
+@triton.jit(
+    do_not_specialize=["T", "tail", "stride_stat_row", "stride_stat_head"],
+    do_not_specialize_on_alignment=["kv_indptr"],
+)
 def _combine_kernel(
     part_acc,  # [rows, heads, splits, DV] fp32
     part_stat,  # [rows, heads, splits, 2] fp32
@@ -394,7 +398,8 @@ def _layout_reasons(call: _Call) -> list[str]:
     for name, t in call._asdict().items():
         if t is None:
             continue
-        if t.stride(-1) != 1 or t.data_ptr() % 16:
+        index = name in ("kv_indptr", "kv_indices", "out_cache_loc")
+        if t.stride(-1) != 1 or (t.data_ptr() % 16 and not index):
             reasons.append(
                 f"{name}: found last stride {t.stride(-1)} and base {t.data_ptr():#x}, "
                 "expected unit stride and 16-byte alignment"

@@ -175,11 +175,17 @@ def _layout_reasons(call: _Call) -> list[str]:
     if mixed_qkv.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         reasons.append(f"mixed_qkv: found {mixed_qkv.dtype}, expected bf16/fp16/fp32")
     for name in ("ssm_states", "intermediate_states"):
-        dtype = getattr(call, name).dtype
-        if dtype != torch.float32:
+        states = getattr(call, name)
+        if states.dtype != torch.float32:
             reasons.append(
-                f"{name}: found {dtype}, expected torch.float32; "
+                f"{name}: found {states.dtype}, expected torch.float32; "
                 "start the server with --mamba-ssm-dtype float32"
+            )
+        # A misaligned state would be laid out, and so reduced, in another order.
+        if states.data_ptr() % 16 or any(n % 4 for n in states.stride()[:-1]):
+            reasons.append(
+                f"{name}: found base {states.data_ptr():#x}, strides "
+                f"{states.stride()}, expected multiples of 16 bytes"
             )
     if mixed_qkv.ndim != 2 or mixed_qkv.stride(-1) != 1:
         reasons.append(

@@ -280,6 +280,24 @@ def test_padding_requests_are_harmless(device: torch.device) -> None:
 
 
 @pytest.mark.usefixtures("short_tiers")
+def test_slots_may_come_as_an_unaligned_slice(device: torch.device) -> None:
+    case = make_case(SMALL, [70, 33], 2, device, seed=13)
+    block = case.blocks[0]
+    shifted = torch.cat([block[:1], block])[1:]
+    assert shifted.data_ptr() % 16
+    outs = [
+        case._run(
+            case.q[0].contiguous(),
+            case.prefixes[:1],
+            num_draft_tokens=2,
+            out_cache_loc=loc,
+        )
+        for loc in (block.clone(), shifted)
+    ]
+    assert_same_bits(outs[0], outs[1])
+
+
+@pytest.mark.usefixtures("short_tiers")
 def test_decode_attention_repeats(device: torch.device) -> None:
     case = make_case(SMALL, [129, 400], 3, device, seed=10)
     first = case.verify()

@@ -170,6 +170,9 @@ def test_gdn_verify_refuses_before_any_launch(device: torch.device) -> None:
         shifted = torch.cat([case.mixed_qkv, case.mixed_qkv], dim=1)
         width = case.mixed_qkv.shape[1]
         case._replace(mixed_qkv=shifted[:, 1 : width + 1]).verify()
+    with pytest.raises(ValueError, match="ssm_states: found base"):
+        flat = torch.zeros(case.ssm_states.numel() + 1, device=device)
+        case._replace(ssm_states=flat[1:].view_as(case.ssm_states)).verify()
     with pytest.raises(ValueError, match="mixed_qkv: found torch.float64"):
         case._replace(mixed_qkv=case.mixed_qkv.double()).verify()
 
