@@ -96,52 +96,65 @@ Reconnect = Annotated[
     typer.Option("--reconnect-timeout", help="Seconds to wait for a lost server."),
 ]
 
+Reference = Annotated[
+    str | None,
+    typer.Option("--reference", help="Plain server (URL) or a record of it (file)."),
+]
+Servers = Annotated[
+    list[str] | None,
+    typer.Option("--server", help=f"ROLE=URL, ROLE of {', '.join(EXTRA_ROLES)}."),
+]
+Repeats = Annotated[
+    int, typer.Option("--repeats", min=1, help="Requests of the repeats arm.")
+]
+ReferenceKey = Annotated[
+    str | None,
+    typer.Option("--reference-api-key", help="Key of the reference, if another."),
+]
+RestartCommand = Annotated[
+    str | None,
+    typer.Option("--restart-command", help="Command that restarts the tested server."),
+]
+RestartTimeout = Annotated[
+    float,
+    typer.Option("--restart-timeout", help="Seconds until it answers again."),
+]
+Html = Annotated[Path | None, typer.Option("--html", help="Write the page here.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
+SubmitRow = Annotated[
+    Path | None,
+    typer.Option("--submit-row", help="Write one row for an evidence table here."),
+]
+Format = Annotated[
+    OutputFormat, typer.Option("--output-format", help="What goes to stdout.")
+]
+
 
 def verify(
     base_url: BaseUrl,
-    reference: Annotated[
-        str | None,
-        typer.Option(help="Plain server (URL) or a record of its answers (file)."),
-    ] = None,
-    server: Annotated[
-        list[str] | None,
-        typer.Option(help=f"ROLE=URL, ROLE one of {', '.join(EXTRA_ROLES)}."),
-    ] = None,
+    reference: Reference = None,
+    server: Servers = None,
     suite: SuiteOption = Suite.standard,
     arms: ArmsOption = "",
-    repeats: Annotated[
-        int, typer.Option(min=1, help="Requests of the repeats arm.")
-    ] = 1200,
+    repeats: Repeats = 1200,
     prompts: PromptsOption = None,
     num_prompts: NumPrompts = None,
     max_new_tokens: MaxNewTokens = None,
     seed: Seed = 20261,
     api_key: ApiKey = None,
-    reference_api_key: Annotated[
-        str | None, typer.Option(help="Key of the reference, if it has another.")
-    ] = None,
+    reference_api_key: ReferenceKey = None,
     vocab_size: VocabSize = None,
     skip_tokenizer_init: SkipTokenizer = False,
     request_timeout: Timeout = 1800.0,
     reconnect_timeout: Reconnect = 120.0,
-    restart_command: Annotated[
-        str | None, typer.Option(help="Command that restarts the tested server.")
-    ] = None,
-    restart_timeout: Annotated[
-        float, typer.Option(help="Seconds until the restarted server answers.")
-    ] = 1800.0,
+    restart_command: RestartCommand = None,
+    restart_timeout: RestartTimeout = 1800.0,
     output_file: OutputFile = None,
     resume: Resume = False,
-    html: Annotated[Path | None, typer.Option(help="Write the page here.")] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the result here.")
-    ] = None,
-    submit_row: Annotated[
-        Path | None, typer.Option(help="Write one row for an evidence table here.")
-    ] = None,
-    output_format: Annotated[
-        OutputFormat, typer.Option(help="What goes to stdout.")
-    ] = OutputFormat.text,
+    html: Html = None,
+    json_file: JsonFile = None,
+    submit_row: SubmitRow = None,
+    output_format: Format = OutputFormat.text,
 ) -> None:
     """Compare a server with plain decoding, bit for bit."""
     addresses = [Address(TESTED, base_url, api_key)]
@@ -220,16 +233,10 @@ def record(
 
 def report(
     record_file: Annotated[Path, typer.Argument(help="A record written by verify.")],
-    html: Annotated[Path | None, typer.Option(help="Write the page here.")] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the result here.")
-    ] = None,
-    submit_row: Annotated[
-        Path | None, typer.Option(help="Write one row for an evidence table here.")
-    ] = None,
-    output_format: Annotated[
-        OutputFormat, typer.Option(help="What goes to stdout.")
-    ] = OutputFormat.text,
+    html: Html = None,
+    json_file: JsonFile = None,
+    submit_row: SubmitRow = None,
+    output_format: Format = OutputFormat.text,
 ) -> None:
     """Show a record again, as text, JSON or a page."""
     try:
