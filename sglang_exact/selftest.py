@@ -26,7 +26,7 @@ def run(model_runner: Any) -> list[Reason]:
         return []
     import os
 
-    from sglang_exact import hooks, selftest_gdn, settings
+    from sglang_exact import hooks, selftest_attention, selftest_gdn, settings
 
     config, _ = settings.read(os.environ)
     names = {hook.name for hook in hooks.select(config, hooks.SCHEDULER)}
@@ -34,6 +34,8 @@ def run(model_runner: Any) -> list[Reason]:
     reasons: list[Reason] = []
     if "gdn_verify" in names:
         reasons += selftest_gdn.run(model_runner)
+    if "decode_attention" in names:
+        reasons += selftest_attention.run(model_runner)
     if "small_m_gemm" in names:
         reasons += _small_m(model_runner, config.small_m)
     _report.update(

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The start-up self-tests agree with themselves here, and can fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_exact import selftest_attention, selftest_gdn
+
+TINY = selftest_gdn.Shape(2, 4, 32, 32)
+
+
+@pytest.mark.host
+def test_gdn_compares_equal_with_the_hosts_decode_kernel() -> None:
+    assert selftest_gdn.compare(TINY, 2, 3, 1, "cpu") == []
+
+
+@pytest.mark.host
+def test_gdn_names_a_planted_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = selftest_gdn._step_by_step
+
+    def off_by_one_bit(*args: Any) -> Any:
+        out, states = real(*args)
+        states.view(torch.int32).flatten()[7] ^= 1
+        return out, states
+
+    monkeypatch.setattr(selftest_gdn, "_step_by_step", off_by_one_bit)
+    found = selftest_gdn.compare(TINY, 1, 2, 1, "cpu")
+    assert len(found) == len(selftest_gdn.GATE_RANGES)
+    assert all(text.startswith("state: 1 of ") for text in found)
+
+
+def test_attention_rows_equal_single_rows() -> None:
+    assert selftest_attention.compare(4, 2, 32, 2, 1, "cpu") == []
+
+
+def test_attention_names_a_planted_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_exact_kernels import decode_attention as module
+
+    real = module.decode_attention
+
+    def leaky(q: Any, k: Any, v: Any, out: Any, **given: Any) -> None:
+        real(q, k, v, out, **given)
+        if given.get("out_cache_loc") is not None:
+            out.view(torch.int16)[3, 0, 0] ^= 1
+
+    monkeypatch.setattr(module, "decode_attention", leaky)
+    found = selftest_attention.compare(4, 2, 32, 2, 1, "cpu")
+    assert found == ["1 elements of draft position 1 after 1 tokens"]
