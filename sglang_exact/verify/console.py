@@ -76,7 +76,7 @@ class Bar:
         self._name = name
         self._progress.update(self._task, description=escape(name))
         if not self.live:
-            self.console.print(f"{name}: up to {tokens:,} tokens", highlight=False)
+            self.say(f"{name}: up to {tokens:,} tokens")
 
     def advance(self, tokens: int) -> None:
         """`tokens` more tokens are done."""
@@ -87,10 +87,9 @@ class Bar:
             self._spoke = now
             rate = self._done / (now - self._began)
             left = max(self.total - self._done, 0) / max(rate, 1e-9)
-            self.console.print(
+            self.say(
                 f"{self._name}: {100 * self._done / self.total:.0f} % of all tokens, "
-                f"about {left / 60:.0f} min left",
-                highlight=False,
+                f"about {left / 60:.0f} min left"
             )
 
     def say(self, text: str) -> None:
