@@ -78,7 +78,9 @@ def test_chunk_grid(tiny_models: Path, alone: list[Bits], disabled: str | None) 
     )  # fmt: skip
     with Server(tiny_models / "target", flags=flags, env={DISABLE: disabled}) as server:
         found = [bits(c) for c in together(server, PROMPTS, TOKENS)]
-        found_eos = [bits(c) for c in together(server, PROMPTS, TOKENS, ignore_eos=0)]
+        found_eos = [
+            bits(c) for c in together(server, PROMPTS, TOKENS, ignore_eos=False)
+        ]
     if disabled is None:
         assert found == alone
         assert found_eos == alone
@@ -87,18 +89,25 @@ def test_chunk_grid(tiny_models: Path, alone: list[Bits], disabled: str | None) 
         assert found[1] != alone[1]
 
 
-def test_verify_under_overlap_and_odd_chunks(
+class OverlapServer(Server):
+    """Schedules the next step while the last one runs, as servers do by default."""
+
+    def command(self) -> list[str]:
+        return [x for x in super().command() if x != "--disable-overlap-schedule"]
+
+
+def test_verify_with_overlap_and_odd_chunks(
     tiny_models: Path, alone: list[Bits], tmp_path: Path
 ) -> None:
-    """Speculation, overlap scheduling, a chunk size off the grid, eight slots."""
+    """Speculation, overlap scheduling, another context, chunks off the grid."""
     plan = tmp_path / "oracle.json"
     known = [(p, ids) for p, (ids, _) in zip(PROMPTS, alone, strict=True)]
     oracle.write_plan(plan, 0.5, known)
     flags = [
-        "--context-length", "512", "--chunked-prefill-size", "100",
+        "--context-length", "768", "--chunked-prefill-size", "100",
         *draft_flags("dflash", tiny_models / "dflash"),
     ]  # fmt: skip
-    with Server(
+    with OverlapServer(
         tiny_models / "target", flags=flags, env={oracle.VARIABLE: str(plan)}
     ) as server:
         assert [bits(c) for c in together(server, PROMPTS, TOKENS)] == alone

@@ -7,6 +7,7 @@ the shapes of the 27B model.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import random
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from sglang_exact import host  # noqa: E402
 from sglang_exact.hooks import autotune  # noqa: E402
 from sglang_exact.hooks.prefill_grid import GRID  # noqa: E402
 
@@ -179,3 +181,50 @@ def test_pin_refuses_a_kernel_without_our_tile(kernel: Any) -> None:
         autotune.pin(kernel)
     with pytest.raises(LookupError, match="no autotuner"):
         autotune.pin(object())
+
+
+# Modules whose kernels a plain or verified token can pass through.
+SERVED = (
+    "sglang.kernels.ops.attention.decode_attention",
+    "sglang.kernels.ops.attention.extend_attention",
+    "sglang.kernels.ops.attention.fused_qk_rmsnorm_rope_gate",
+    "sglang.kernels.ops.attention.triton_gdn_fused_proj",
+    "sglang.kernels.ops.attention.fla.chunk_delta_h",
+    "sglang.kernels.ops.attention.fla.chunk_fwd",
+    "sglang.kernels.ops.attention.fla.chunk_o",
+    "sglang.kernels.ops.attention.fla.cumsum",
+    "sglang.kernels.ops.attention.fla.fused_recurrent",
+    "sglang.kernels.ops.attention.fla.l2norm",
+    "sglang.kernels.ops.attention.fla.layernorm_gated",
+    "sglang.kernels.ops.attention.fla.wy_fast",
+    "sglang.kernels.ops.attention.linear.fused_gdn_gating",
+    "sglang.kernels.ops.elementwise.elementwise",
+    "sglang.kernels.ops.mamba.causal_conv1d_triton",
+    "sglang.kernels.ops.mamba.mamba_state_scatter_triton",
+    "sglang.srt.batch_invariant_ops.batch_invariant_ops",
+)
+TUNED = {
+    "chunk_gated_delta_rule_fwd_kkt_solve_kernel",  # pinned by the hook
+    "chunk_gated_delta_rule_fwd_kernel_h_blockdim64",  # one configuration
+    "chunk_local_cumsum_vector_kernel",  # for gates per channel, which GDN has not
+}
+
+
+def test_no_other_served_kernel_is_tuned() -> None:
+    found = set()
+    for module in SERVED:
+        file, names = host.module_file(module)
+        assert not names
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and any(
+                "autotune" in ast.dump(decorator) for decorator in node.decorator_list
+            ):
+                found.add(node.name)
+    assert found == TUNED
+
+
+def test_state_kernel_has_one_configuration() -> None:
+    from sglang.kernels.ops.attention.fla import chunk_delta_h
+
+    kernel = chunk_delta_h.chunk_gated_delta_rule_fwd_kernel_h_blockdim64
+    assert len(autotune._autotuner(kernel).configs) == 1
