@@ -23,6 +23,7 @@ from sglang_exact.hooks.base import Hook
 from sglang_exact.reasons import Reason, Refused
 
 logger = logging.getLogger(__name__)
+ALLOCATOR = "TokenToKVPoolAllocator"
 _ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
 
 
@@ -87,8 +88,24 @@ def pool_reasons(capacity: int, context_length: int, reserve: int) -> list[Reaso
 
 
 def check_pool(result: None, self: Any) -> None:
-    """After Scheduler.init_model_worker: the pool holds one request of any length."""
-    capacity = int(self.max_total_num_tokens)
+    """After Scheduler.init_model_worker: the pool holds one request of any length.
+
+    Raises Refused, also where slots cannot be counted one by one.
+    """
+    allocator = self.tp_worker.model_runner.token_to_kv_pool_allocator
+    kind = type(allocator).__name__
+    if kind != ALLOCATOR:
+        raise Refused(
+            [
+                Reason(
+                    f"KV slots from {kind}",
+                    f"{ALLOCATOR}, whose slots can be counted",
+                    "drop --page-size, --enable-unified-memory and other flags that "
+                    "choose a KV pool",
+                )
+            ]
+        )
+    capacity = int(allocator.size)
     context = int(self.model_config.context_len)
     reasons = pool_reasons(capacity, context, slack())
     if reasons:

@@ -167,16 +167,35 @@ def test_pool_holds_one_full_request(capacity: int) -> None:
         assert "--context-length 499" in reasons[0].fix
 
 
-def test_check_pool_refuses() -> None:
+class TokenToKVPoolAllocator:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+class Shared(TokenToKVPoolAllocator):
+    """A pool whose slots other caches can take."""
+
+
+@pytest.mark.parametrize(
+    ("pool", "refusal"),
+    [
+        (TokenToKVPoolAllocator(600), None),
+        (TokenToKVPoolAllocator(100), "KV pool of 100 tokens"),
+        (Shared(600), "KV slots from Shared"),
+    ],
+)
+def test_check_pool(pool: Any, refusal: str | None) -> None:
+    runner = SimpleNamespace(token_to_kv_pool_allocator=pool)
     rank = SimpleNamespace(
-        max_total_num_tokens=100,
+        tp_worker=SimpleNamespace(model_runner=runner),
         max_running_requests=2,
         model_config=SimpleNamespace(context_len=500),
     )
-    with pytest.raises(Refused, match="KV pool of 100 tokens"):
+    if refusal is None:
         reservation.check_pool(None, rank)
-    rank.max_total_num_tokens = 600
-    reservation.check_pool(None, rank)
+    else:
+        with pytest.raises(Refused, match=refusal):
+            reservation.check_pool(None, rank)
 
 
 def test_retracted_become_aborted() -> None:
