@@ -4,7 +4,9 @@ known by name.
 
 Why: the host takes every field of a request and drops some of them in verify
     (dflash_utils.py:201 reads a penalty field that does not exist; eagle_utils.py:521
-    never calls custom logit processors) and serves hidden states of other shapes.
+    never calls custom logit processors), serves hidden states of other shapes, and
+    ends the scheduler on a custom processor that does not load
+    (sampling_batch_info.py:256).
 What: before a request is queued every field is looked at. One that cannot keep its
     bits ends the request with status 400 and all reasons. The rest is in one of two
     groups: PARALLEL fields act on a row by itself and run at full speed; SERIAL ones
@@ -101,6 +103,7 @@ def request_reasons(req: Any) -> list[Reason]:
         for given, name, fix in found
         if given
     ]
+    reasons += _processor_reasons(req.custom_logit_processor)
     bias = params.logit_bias or {}
     wrong = sorted(token for token, value in bias.items() if not math.isfinite(value))
     if wrong:
@@ -112,6 +115,31 @@ def request_reasons(req: Any) -> list[Reason]:
             )
         )
     return reasons
+
+
+def _processor_reasons(serialized: str | None) -> list[Reason]:
+    """The host loads a processor when it forms a batch, and ends if it cannot."""
+    if serialized is None:
+        return []
+    import pickle
+
+    from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
+
+    broken = (
+        *(ValueError, TypeError, KeyError, ImportError, AttributeError, EOFError),
+        pickle.UnpicklingError,
+    )
+    try:
+        CustomLogitProcessor.from_str(serialized)
+    except broken as error:
+        return [
+            Reason(
+                f"a custom_logit_processor that does not load ({error})",
+                "what CustomLogitProcessor.to_str() gives",
+                "pickle a class of __main__, or install its module on the server",
+            )
+        ]
+    return []
 
 
 def text_of(reasons: Sequence[Reason]) -> str:

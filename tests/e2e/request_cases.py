@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -14,7 +17,7 @@ from sglang_exact.rehearsal.client import Completion, float32_bits
 from sglang_exact.rehearsal.server import Server
 from sglang_exact.rehearsal.tokenizer import piece
 
-TOKENS = 12
+TOKENS = 10
 
 
 class TextServer(Server):
@@ -34,24 +37,32 @@ class Case(NamedTuple):
     control: bool = False
 
 
-class _Follow:
-    """Makes the token after the last emitted one likely; the state is the request's."""
+_FOLLOW = """
+import dill
 
-    __module__ = "__main__"
-
-    def __call__(self, logits: Any, params: Any) -> Any:
+class Follow:
+    def __call__(self, logits, params):
         for row, given in enumerate(params):
             emitted = given["__req__"].output_ids
             if len(emitted):
                 logits[row, (emitted[-1] + 7) % logits.shape[-1]] += 9.0
         return logits
 
+print(dill.dumps(Follow).hex())
+"""
+"""A custom logit processor that makes the token 7 after the last one likely."""
 
+
+@functools.cache
 def follow() -> str:
-    """A custom logit processor as the host's API takes it."""
-    import dill
+    """The processor as the host's API takes it.
 
-    return json.dumps({"callable": dill.dumps(_Follow).hex()})
+    Pickled in a program of its own: only classes of `__main__` go by value.
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", _FOLLOW], capture_output=True, text=True, check=True
+    )
+    return json.dumps({"callable": ran.stdout.strip()})
 
 
 LIKELY = {"17": 6.0, "23": 5.5}
@@ -74,7 +85,7 @@ GREEDY = (
         control=True,
     ),
     Case("grammar", {"regex": "([a-f][a-z]){4,20}"}),
-    Case("processor", {}, {"custom_logit_processor": follow()}, control=True),
+    Case("processor", {}, {"custom_logit_processor": None}, control=True),
     Case("top_logprobs", {}, {"top_logprobs_num": 5, "logprob_start_len": 0}),
     Case("token_ids_logprob", {}, {"token_ids_logprob": [3, 50, 500]}),
     Case("silent", {}, {"return_logprob": False}),
@@ -124,6 +135,8 @@ def ask(server: Server, case: Case, ids: Sequence[int]) -> Completion:
     sampling = dict(case.sampling)
     count = sampling.pop("max_new_tokens", TOKENS)
     extra = dict(case.extra)
+    if "custom_logit_processor" in extra:
+        extra["custom_logit_processor"] = follow()
     logprob = extra.pop("return_logprob", True)
     found: Completion = server.client.generate(
         ids, count, return_logprob=logprob, extra=extra, **sampling

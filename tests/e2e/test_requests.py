@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kind of request: plain and alone, or speculative among the others.
+"""Every kind of request, plain and speculative, in one batch with all the others.
 
-The reference is plain decoding, one request at a time. The speculative servers get
-all requests at once, with the right drafts and with wrong ones among them. The
-control is the same server with the request hooks off.
+The reference is plain decoding, which answers some of them alone as well. The
+speculative servers get the right drafts, and wrong ones among them. The control is
+the same server with the request hooks off.
 """
 
 from __future__ import annotations
@@ -67,13 +67,15 @@ def base(plain: Server) -> tuple[int, ...]:
 
 @pytest.fixture(scope="module")
 def expected(plain: Server) -> Answers:
-    return {case.name: answer(ask(plain, case, prompt_of(case))) for case in MANY}
+    found = ask_all(plain, MANY, [prompt_of(case) for case in MANY])
+    return {c.name: answer(f) for c, f in zip(MANY, found, strict=True)}
 
 
 @pytest.fixture(scope="module")
 def expected_stops(plain: Server, base: tuple[int, ...]) -> Answers:
     cases = stop_cases(base)
-    return {case.name: answer(ask(plain, case, STOP_PROMPT)) for case in cases}
+    found = ask_all(plain, cases, [STOP_PROMPT] * len(cases))
+    return {c.name: answer(f) for c, f in zip(cases, found, strict=True)}
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +112,14 @@ def stops_off(text_models: Path, plan: Path) -> Iterator[Server]:
         yield server
 
 
+def test_plain_alone_equals_plain_together(plain: Server, expected: Answers) -> None:
+    alone = [case for case in MANY if case.name in ("greedy", "frequency", "top_p")]
+    for case in alone:
+        assert answer(ask(plain, case, prompt_of(case))) == expected[case.name]
+
+
 @pytest.mark.parametrize("rate", [1.0, 0.6])
-def test_speculation_among_neighbours_equals_plain_alone(
+def test_speculation_equals_plain(
     spec: Server, plan: Path, expected: Answers, base: tuple[int, ...], rate: float
 ) -> None:
     """Penalties, grammar, processors, bias, seeds, logprobs: one batch of all."""
