@@ -28,6 +28,8 @@ def mend_torch(torch: ModuleType) -> None:
             record(self, stream)
 
     torch.Tensor.record_stream = record_stream
+    # A CPU build of torch raises where the answer is no.
+    torch.cuda.is_current_stream_capturing = lambda: False
     # FLA enters `torch.<backend>.device(index)` around each of its launches.
     torch.cpu.device = lambda index=None: contextlib.nullcontext()
     torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(
