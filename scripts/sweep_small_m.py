@@ -231,7 +231,37 @@ def table_row(shape: str, name: str, tiles: list[Tile]) -> str:
         f", {flag}=True" for flag in ("swap_ab", "pdl") if getattr(tile, flag)
     )
     numbers = ", ".join(map(str, tile[:4]))
-    return f"({n}, {k}): Tile({numbers}{flags}, measured=True, source=_SWEEP),"
+    return f"({n}, {k}): _swept({numbers}{flags}),"
+
+
+def write_tiles(path: Path, result: dict[str, Any], tiles: list[Tile]) -> None:
+    """Put the chosen rows between the markers of tiles.py.
+
+    Raises RuntimeError when the markers are not there once each.
+    """
+    text = path.read_text()
+    begin, end = "# sweep: begin", "# sweep: end"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise RuntimeError(f"{path}: expected one line each of {begin!r} and {end!r}")
+    head, rest = text.split(begin)
+    first, _, rest = rest.partition("\n")
+    tail = rest.split(end)[1]
+    about = result["facts"]
+    source = f"{about['gpu']}, {about['date']}, scripts/sweep_small_m.py"
+    rows = [
+        f"    {table_row(shape, row['choice'], tiles)}"
+        for shape, row in result["shapes"].items()
+        if row["choice"]
+    ]
+    lines = [
+        f"{begin}{first}",
+        f'_SWEEP = "{source}"',
+        "_SWEPT_90: dict[tuple[int, int], Tile] = {",
+        *rows,
+        "}",
+        end,
+    ]
+    path.write_text(head + "\n".join(lines) + tail)
 
 
 def warm_up(slot: int, slots: int, tiles: list[Tile]) -> None:
@@ -300,6 +330,7 @@ def main() -> int:
     parser.add_argument("--output-file", type=Path, default=Path("small_m_sweep.json"))
     parser.add_argument("--slots", type=int, default=min(16, os.cpu_count() or 1))
     parser.add_argument("--warm-up", type=int, help="compile one share and leave")
+    parser.add_argument("--write-tiles", action="store_true", help="edit tiles.py")
     args = parser.parse_args()
     major, minor = torch.cuda.get_device_capability()
     tiles = candidates(SMEM_LIMIT[major * 10 + minor])
@@ -326,6 +357,9 @@ def main() -> int:
         report(n, k, row)
         args.output_file.write_text(json.dumps(result, indent=1))
         torch.cuda.empty_cache()
+    if args.write_tiles:
+        folder = ROOT / "kernels" / "sglang_exact_kernels"
+        write_tiles(folder / "tiles.py", result, tiles)
     print("rows for tiles.py:")
     for shape, row in result["shapes"].items():
         if row["choice"]:

@@ -87,7 +87,26 @@ _NARROW = {
 _NARROW_N = 1024
 """Below this N a 32-column tile leaves most of 132 to 188 SMs without a block."""
 
-_TABLES: dict[int, dict[tuple[int, int], Tile]] = {90: {}, 120: {}}
+
+def _swept(
+    block_n: int,
+    block_k: int,
+    num_warps: int,
+    num_stages: int,
+    swap_ab: bool = False,
+    pdl: bool = False,
+) -> Tile:
+    """A tile that won the sweep named by `_SWEEP`."""
+    numbers = (block_n, block_k, num_warps, num_stages, swap_ab, pdl)
+    return Tile(*numbers, measured=True, source=_SWEEP)
+
+
+# sweep: begin (written by scripts/sweep_small_m.py --write-tiles)
+_SWEEP = ""
+_SWEPT_90: dict[tuple[int, int], Tile] = {}
+# sweep: end
+
+_TABLES: dict[int, dict[tuple[int, int], Tile]] = {90: _SWEPT_90, 120: {}}
 
 SMEM_LIMIT = {90: 227 * 1024, 120: 99 * 1024}
 """Shared memory one block may use in bytes (CUDA programming guide, 9.0 and 12.0)."""
