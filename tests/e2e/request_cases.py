@@ -85,7 +85,12 @@ GREEDY = (
         control=True,
     ),
     Case("grammar", {"regex": "([a-f][a-z]){4,20}"}),
-    Case("processor", {}, {"custom_logit_processor": None}, control=True),
+    Case(
+        "processor",
+        {"custom_params": {"any": 1}},
+        {"custom_logit_processor": None},
+        control=True,
+    ),
     Case("top_logprobs", {}, {"top_logprobs_num": 5, "logprob_start_len": 0}),
     Case("token_ids_logprob", {}, {"token_ids_logprob": [3, 50, 500]}),
     Case("silent", {}, {"return_logprob": False}),
