@@ -340,6 +340,60 @@ def check_dflash_acceptance_compares_with_decode() -> None:
     assert (told["candidates"][2, 1:] != told["target_predict"][2, :-1]).all()
 
 
+def check_eagle_acceptance_compares_with_decode() -> None:
+    """The host's own greedy acceptance, on stand-ins: EAGLE, NEXTN and NGRAM."""
+    import torch
+    from sglang.srt.speculative import eagle_utils
+
+    from sglang_exact.hooks import verify_sampling
+
+    torch.manual_seed(5)
+    reqs = [
+        _request(temperature=0.0, logit_bias={"6": 2.0}),
+        _request(sampling_seed=4, top_p=0.9),
+        _request(temperature=0.0, presence_penalty=1.0),
+    ]
+    count = len(reqs)
+    logits = torch.randn(count * WIDTH, VOCAB) * 2
+    info, owner = _info(reqs)
+    forward = info.copy_for_forward()
+    serial = [verify_sampling.is_serial(req) for req in reqs]
+    setattr(forward, verify_sampling._ROWS, serial)
+    prefix = torch.full((count,), 30)
+    block = verify_sampling.Block(logits.clone(), forward, prefix, WIDTH)
+    chosen = verify_sampling.choose(block)
+    drafts = torch.full((count, WIDTH), 3)
+    drafts[:, 1:] = chosen[:, :-1]
+    drafts[1, 3] = (chosen[1, 2] + 1) % VOCAB
+    order = torch.arange(count * WIDTH).view(count, WIDTH)
+    nexts = torch.tensor([[*range(1, WIDTH), -1]] * count)
+    verify = SimpleNamespace(
+        draft_token=drafts.reshape(-1),
+        draft_token_num=WIDTH,
+        max_tree_depth=WIDTH,
+        tree_topk=1,
+        retrieve_index=order,
+        retrieve_next_token=nexts,
+        retrieve_next_sibling=torch.full_like(nexts, -1),
+    )
+    batch = SimpleNamespace(
+        forward_mode=SimpleNamespace(is_idle=lambda: False),
+        device="cpu",
+        seq_lens=prefix,
+        sampling_info=forward,
+    )
+    output = SimpleNamespace(next_token_logits=logits)
+    predict, lengths, index = eagle_utils.eagle_sample(verify, batch, output)
+    assert lengths.tolist() == [4, 3, 1]
+    for row, length in enumerate(lengths.tolist()):
+        emitted = predict[index[row, :length].long()].tolist()
+        assert emitted == chosen[row, :length].tolist(), row
+    # Logprobs are computed from the adjusted logits afterwards.
+    assert output.next_token_logits is logits
+    assert torch.equal(logits, block.logits)
+    del owner
+
+
 def check_argmax_without_logits_is_refused_when_it_is_not_the_answer() -> None:
     import torch
 
@@ -627,6 +681,11 @@ def _install() -> None:
 
 def _context() -> None:
     """The few runtime settings that the host's classes ask for."""
+    from sglang.srt.speculative import eagle_utils
+
+    eagle_utils.get_spec = lambda: SimpleNamespace(
+        speculative_use_rejection_sampling=False
+    )
     from sglang.srt.sampling import sampling_batch_info
 
     def exec_settings() -> Any:
