@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -36,8 +37,8 @@ from sglang_exact.rehearsal.arms import (
     run_arm,
 )
 
-PLAIN = Arm("plain", (Pass("plain decoding"),))
-AGAIN = Arm("plain-again", (Pass("plain decoding, another server"),))
+PLAIN = Arm("plain", (Pass("plain"),))
+AGAIN = Arm("plain-again", (Pass("plain, again"),))
 # The last prompt spans two KV tiles, which the attention hook needs to show.
 CPU_LENGTHS = (8, 11, 17, 24, 260)
 GPU_LENGTHS = (37, 257, 511, 1023)
@@ -49,16 +50,16 @@ def arms(short: tuple[int, ...] | None) -> tuple[Arm, Arm]:
     """The stock and the exact arm; `short` prompts in the passes that repeat."""
     stock = Arm(
         "stock",
-        (Pass("stock deterministic DFLASH", RATE, equal=False),),
+        (Pass("stock DFLASH", RATE, equal=False),),
         mode="stock",
         drafter="dflash",
     )
     exact = Arm(
         "exact",
         (
-            Pass("exact DFLASH, oracle drafts", RATE),
-            Pass("exact DFLASH, every draft rejected", 0.0, prompts=short),
-            Pass("exact DFLASH, without logprobs", RATE, False, short),
+            Pass("exact DFLASH", RATE),
+            Pass("exact, all rejected", 0.0, prompts=short),
+            Pass("exact, no logprobs", RATE, False, short),
         ),
         drafter="dflash",
     )
@@ -130,17 +131,21 @@ def _compared(found: Result, reference: list[Any]) -> Result:
 
 def table(rows: list[Row]) -> Table:
     """The rows for people."""
-    shown = Table(title="Compared with plain decoding under the overlay, bit for bit")
-    for name in ("", "ids equal", "logprobs equal", "tokens per verify"):
-        shown.add_column(name, justify="left" if not name else "right")
-    shown.add_column("first difference")
+    shown = Table(
+        title="Prompts with the bits of plain decoding under the overlay",
+        box=box.SIMPLE_HEAD,
+    )
+    shown.add_column("", no_wrap=True)
+    for name in ("ids equal", "logprobs equal", "acceptance length"):
+        shown.add_column(name, justify="right")
+    shown.add_column("first difference", min_width=18)
     shown.add_column("as promised")
     for row in rows:
         total, first = row.comparison.prompts, row.comparison.first
         logprobs = row.comparison.logprobs_equal
         where = "none"
         if first is not None:
-            where = f"prompt {first.prompt}, token {first.token}: {first.what}"
+            where = f"{first.what}, prompt {first.prompt}, token {first.token}"
         good = "[green]yes[/]" if row.as_promised else "[red]NO[/]"
         shown.add_row(
             row.title,
@@ -167,6 +172,7 @@ def record(results: list[Result], setup: Setup, args: argparse.Namespace) -> Any
         "prompt_lengths": [len(p) for p in setup.prompts],
         "new_tokens_per_prompt": setup.new_tokens,
         "attestation": attested[-1] if attested else None,
+        "logprobs": "float32, compared and shown as int32 bits",
         "rows": [row.record() for r in results for row in r.rows],
     }
 
