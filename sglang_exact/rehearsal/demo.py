@@ -134,18 +134,19 @@ def table(rows: list[Row]) -> Table:
     shown = Table(
         title="Prompts with the bits of plain decoding under the overlay",
         box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
     shown.add_column("", no_wrap=True)
-    for name in ("ids equal", "logprobs equal", "acceptance length"):
+    for name in ("ids\nequal", "logprobs\nequal", "accept\nlength"):
         shown.add_column(name, justify="right")
-    shown.add_column("first difference", min_width=18)
-    shown.add_column("as promised")
+    shown.add_column("first\ndifference", no_wrap=True)
+    shown.add_column("as\npromised")
     for row in rows:
         total, first = row.comparison.prompts, row.comparison.first
         logprobs = row.comparison.logprobs_equal
         where = "none"
         if first is not None:
-            where = f"{first.what}, prompt {first.prompt}, token {first.token}"
+            where = f"prompt {first.prompt}, token {first.token}"
         good = "[green]yes[/]" if row.as_promised else "[red]NO[/]"
         shown.add_row(
             row.title,
