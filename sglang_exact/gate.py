@@ -8,6 +8,7 @@ is a SystemExit; where the host reports errors itself it is `Refused`.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterable
 from types import TracebackType
@@ -26,6 +27,20 @@ def exit_with(reasons: Iterable[Reason]) -> NoReturn:
     raise SystemExit(EXIT_STATUS)
 
 
+def leave(refusal: Refused) -> NoReturn:
+    """Print the refusal, stop what this process started, and end it at once.
+
+    The ordinary way out waits for ever: the host's message sockets hold what no rank
+    will read any more.
+    """
+    from sglang.srt.utils import kill_process_tree
+
+    print(refusal, file=sys.stderr, flush=True)  # noqa: T201
+    kill_process_tree(os.getpid(), include_parent=False)
+    sys.stdout.flush()
+    os._exit(EXIT_STATUS)
+
+
 def show_plainly() -> None:
     """Let a Refused that ends this process print its message without a traceback."""
     before = sys.excepthook
@@ -33,10 +48,12 @@ def show_plainly() -> None:
     def show(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, Refused):
+        if not isinstance(error, Refused):
+            before(kind, error, trace)
+        elif hasattr(sys, "ps1") or sys.flags.interactive:
             print(error, file=sys.stderr, flush=True)  # noqa: T201
         else:
-            before(kind, error, trace)
+            leave(error)
 
     sys.excepthook = show
 

@@ -124,6 +124,10 @@ def serve(argv: list[str], check_only: bool) -> None:
         return
     try:
         run_server(server_args)
+    except Refused as refusal:
+        from sglang_exact import gate
+
+        gate.leave(refusal)
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
 

@@ -4,7 +4,8 @@
 Why: a rank is a process of its own; hooks, host source and GPU are what it sees,
     not what the launcher saw. The host's commit after verify
     (hybrid_linear_attn_backend.py:1514) copies whatever dtype it finds.
-What: before Scheduler.__init__ the hooks' effect is checked again; after the target
+What: before Scheduler.__init__ the hooks' effect is checked again, and a refusal
+    from inside it ends the rank with one message; after the target
     model is loaded the kernels are compared with the decode kernels on the device;
     before each commit the layout of the state buffers is asserted; get_init_info
     carries the attestation to the launcher.
@@ -30,8 +31,14 @@ _HYBRID = (
 )
 
 
-def check_rank(self: Any, server_args: Any, port_args: Any) -> None:
-    """Before Scheduler.__init__: the hooks of this rank are still in force."""
+def check_rank(
+    original_fn: Callable[..., None], self: Any, server_args: Any, port_args: Any
+) -> None:
+    """Around Scheduler.__init__: hooks still in force; a refusal ends the rank.
+
+    The host would log a traceback and kill the launcher; this way the launcher reads
+    the rank's exit status and ends with a message of its own.
+    """
     from sglang_exact import gate, hooks, scope
 
     config, reasons = settings.read(os.environ)
@@ -39,8 +46,11 @@ def check_rank(self: Any, server_args: Any, port_args: Any) -> None:
     for hook in hooks.select(config, hooks.SCHEDULER):
         reasons += effect_reasons(hook)
     if reasons:
-        # Nothing has started in this rank yet; the launcher reads the exit status.
-        gate.exit_with(reasons)
+        gate.leave(Refused(reasons))
+    try:
+        original_fn(self, server_args, port_args)
+    except Refused as refusal:
+        gate.leave(refusal)
 
 
 def self_test(result: None, self: Any) -> None:
@@ -115,7 +125,7 @@ HOOKS = (
     Hook(
         name="check_rank",
         target="sglang.srt.managers.scheduler.Scheduler.__init__",
-        kind="BEFORE",
+        kind="AROUND",
         replacement=check_rank,
     ),
     Hook(

@@ -15,6 +15,7 @@ import pytest
 from sglang_exact import gate
 from sglang_exact.hooks.base import DIRECT, Hook, effect_reasons
 from sglang_exact.reasons import HEADLINE, Reason
+from sglang_exact.rehearsal.environment import environment
 
 
 def replacement(x: int) -> int:
@@ -131,21 +132,28 @@ def test_direct_change(target: ModuleType) -> None:
     assert effect_reasons(hook) == []
 
 
+@pytest.mark.host
 def test_refusals_are_shown_without_a_traceback() -> None:
+    """They end the process at once: what waits at exit would wait for ever."""
     code = (
-        "from sglang_exact import gate; from sglang_exact.reasons import *\n"
+        "import threading, time; from sglang_exact import gate\n"
+        "from sglang_exact.reasons import *\n"
+        "threading.Thread(target=time.sleep, args=[5]).start()\n"
         "gate.show_plainly()\n"
         "raise {}"
     )
     shown = []
     for error in ("Refused([Reason('a', 'b', 'c')])", "ValueError('x')"):
         done = subprocess.run(
-            [sys.executable, "-c", code.format(error)],
+            [sys.executable, "-W", "ignore", "-c", code.format(error)],
+            env=environment(),
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 1
-        shown.append(done.stderr)
-    assert shown[0].startswith(HEADLINE)
-    assert "Traceback" in shown[1]
+        shown.append((done.returncode, done.stderr))
+    assert shown[0][0] == gate.EXIT_STATUS
+    assert shown[0][1].count(HEADLINE) == 1
+    assert "Traceback" not in shown[0][1]
+    assert shown[1][0] == 1
+    assert "Traceback" in shown[1][1]

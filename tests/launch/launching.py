@@ -136,6 +136,6 @@ def flags(model: Path, *more: str) -> list[str]:
     return [
         "--model-path", str(model), "--device", "cpu", "--skip-tokenizer-init",
         "--attention-backend", "triton", "--mem-fraction-static", "0.3",
-        "--max-total-tokens", "4096", "--disable-overlap-schedule",
+        "--max-total-tokens", "8192", "--disable-overlap-schedule",
         "--skip-server-warmup", "--port", "0", *more,
     ]  # fmt: skip
