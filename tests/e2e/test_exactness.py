@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speculation against plain decoding on the real engine; each hook off must show.
+
+On the CPU the kernels are interpreted: this proves state commits, indexing and that
+every hook is wired, not the rounding of a GPU.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sglang_exact.rehearsal.arms import Arm, Pass, Result, Setup, make_prompts, run_arm
+from sglang_exact.rehearsal.client import Completion
+
+pytestmark = [pytest.mark.host, pytest.mark.e2e]
+
+SHORT = (0, 1)
+# Longer than one KV tile of 256: below it decode and verify attention agree anyway.
+LONG = (2,)
+RATE = 0.7
+
+
+@pytest.fixture(scope="module")
+def setup(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    kinds = ("dflash", "dflash2")
+    return Setup(
+        target=tiny_models / "target",
+        drafts={kind: tiny_models / kind for kind in kinds},
+        prompts=make_prompts((9, 14, 259), 512),
+        new_tokens=10,
+        work=tmp_path_factory.mktemp("arms"),
+    )
+
+
+@pytest.fixture(scope="module")
+def reference(setup: Setup) -> list[Completion]:
+    """Plain decoding under the overlay, recorded once."""
+    found = run_arm(Arm("plain", (Pass("plain"),)), setup, None, print)
+    answers = found.answers[0]
+    assert all(len(c.ids) == len(c.logprobs) == setup.new_tokens for c in answers)
+    # A model that repeats one token, or is always certain, would prove nothing.
+    assert all(len(set(c.ids)) > 2 and len(set(c.logprobs)) > 2 for c in answers)
+    return answers
+
+
+def attested(found: Result, *, oracle: bool = True) -> dict[str, object]:
+    """The attestation of a rehearsal: never `bitwise`, test settings in the open."""
+    record = found.attestation
+    assert record is not None
+    assert record["numerics"] == "unverified"
+    assert record["test_settings"]["rehearsal"] is True
+    assert record["test_settings"].get("oracle", False) is oracle
+    assert record["host_pinned"] is True
+    return record
+
+
+def show(found: Result) -> str:
+    return "\n".join(str(row.record()) for row in found.rows)
+
+
+def test_dflash(setup: Setup, reference: list[Completion]) -> None:
+    """Oracle drafts, all of them wrong, and without logprobs, on one server."""
+    steps = (
+        Pass("oracle", RATE),
+        Pass("all rejected", 0.0, prompts=SHORT),
+        Pass("all accepted", 1.0, prompts=SHORT),
+        Pass("without logprobs", RATE, logprobs=False, prompts=SHORT),
+    )
+    found = run_arm(Arm("dflash", steps, drafter="dflash"), setup, reference, print)
+    assert all(row.as_promised for row in found.rows), show(found)
+    assert "gdn_verify" in attested(found)["hooks"]
+
+
+def test_dflash2(setup: Setup, reference: list[Completion]) -> None:
+    """A draft with grouped convolution and selector."""
+    steps = (Pass("oracle", RATE, prompts=SHORT),)
+    found = run_arm(Arm("dflash2", steps, drafter="dflash2"), setup, reference, print)
+    assert all(row.as_promised for row in found.rows), show(found)
+
+
+def test_ngram_through_the_plugin_alone(
+    setup: Setup, reference: list[Completion]
+) -> None:
+    """Another verify path of the host, started by the host's own launcher."""
+    steps = (Pass("oracle", RATE, prompts=SHORT),)
+    arm = Arm("ngram", steps, mode="plugin", drafter="ngram")
+    found = run_arm(arm, setup, reference, print)
+    assert all(row.as_promised for row in found.rows), show(found)
+    attested(found)
+
+
+@pytest.mark.parametrize(
+    ("hook", "prompts"), [("gdn_verify", SHORT), ("attention_verify", LONG)]
+)
+def test_each_hook_is_needed(
+    setup: Setup, reference: list[Completion], hook: str, prompts: tuple[int, ...]
+) -> None:
+    """Without the hook the same comparison fails; the attestation says what is off."""
+    steps = (Pass("hook off", RATE, prompts=prompts, equal=False),)
+    arm = Arm(f"no-{hook}", steps, drafter="dflash", disable=hook)
+    found = run_arm(arm, setup, reference, print)
+    assert all(row.as_promised for row in found.rows), show(found)
+    record = attested(found)
+    assert record["test_settings"]["disabled_hooks"] == [hook]
+    assert hook not in record["hooks"]
+
+
+def test_stock_differs(setup: Setup, reference: list[Completion]) -> None:
+    """The host's own deterministic mode, with the same drafts."""
+    steps = (Pass("stock", RATE, prompts=SHORT, equal=False),)
+    arm = Arm("stock", steps, mode="stock", drafter="dflash")
+    found = run_arm(arm, setup, reference, print)
+    assert all(row.as_promised for row in found.rows), show(found)
+    assert found.attestation is None
