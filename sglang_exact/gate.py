@@ -35,9 +35,9 @@ def leave(refusal: Refused) -> NoReturn:
     """
     from sglang.srt.utils import kill_process_tree
 
-    print(refusal, file=sys.stderr, flush=True)  # noqa: T201
     kill_process_tree(os.getpid(), include_parent=False)
     sys.stdout.flush()
+    print(refusal, file=sys.stderr, flush=True)  # noqa: T201
     os._exit(EXIT_STATUS)
 
 
