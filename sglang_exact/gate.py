@@ -28,7 +28,7 @@ def exit_with(reasons: Iterable[Reason]) -> NoReturn:
 
 
 def leave(refusal: Refused) -> NoReturn:
-    """Print the refusal, stop what this process started, and end it at once.
+    """Stop what this process started, print the refusal last, and end at once.
 
     The ordinary way out waits for ever: the host's message sockets hold what no rank
     will read any more.
