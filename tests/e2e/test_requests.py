@@ -197,16 +197,17 @@ def test_host_alone_answers_otherwise(
     """The control: without the hooks each marked case differs."""
     _draft(plan, 1.0, expected, base)
     cases = [case for case in MANY if case.control]
-    equal = []
-    for case in cases:
-        found = answer(ask(stops_off, case, prompt_of(case)))
-        if found == expected[case.name]:
-            equal.append(case.name)
-    for case in stop_cases(base):
-        if case.control:
-            found = answer(ask(stops_off, case, STOP_PROMPT))
-            if found == expected_stops[case.name]:
-                equal.append(case.name)
+    prompts = [prompt_of(case) for case in cases]
+    stops = [case for case in stop_cases(base) if case.control]
+    found = ask_all(
+        stops_off, [*cases, *stops], [*prompts, *([STOP_PROMPT] * len(stops))]
+    )
+    wanted = {**expected, **expected_stops}
+    equal = [
+        case.name
+        for case, completion in zip([*cases, *stops], found, strict=True)
+        if answer(completion) == wanted[case.name]
+    ]
     assert equal == []
 
 
