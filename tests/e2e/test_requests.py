@@ -107,7 +107,7 @@ def spec(text_models: Path, plan: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def stops_off(text_models: Path, plan: Path) -> Iterator[Server]:
+def hooks_off(text_models: Path, plan: Path) -> Iterator[Server]:
     with _dflash(text_models, plan, **{DISABLE: OFF}) as server:
         yield server
 
@@ -188,7 +188,7 @@ def test_logprobs_asked_for_or_not(expected: Answers, spec: Server) -> None:
 
 
 def test_host_alone_answers_otherwise(
-    stops_off: Server,
+    hooks_off: Server,
     plan: Path,
     expected: Answers,
     expected_stops: Answers,
@@ -200,7 +200,7 @@ def test_host_alone_answers_otherwise(
     prompts = [prompt_of(case) for case in cases]
     stops = [case for case in stop_cases(base) if case.control]
     found = ask_all(
-        stops_off, [*cases, *stops], [*prompts, *([STOP_PROMPT] * len(stops))]
+        hooks_off, [*cases, *stops], [*prompts, *([STOP_PROMPT] * len(stops))]
     )
     wanted = {**expected, **expected_stops}
     equal = [
