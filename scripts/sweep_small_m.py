@@ -210,7 +210,8 @@ def leaders(tiles: list[Tile], times: dict[str, dict[str, Any]]) -> list[str]:
 def choose(times: dict[str, dict[str, Any]], differs: dict[str, Any]) -> str | None:
     """The tile with the least summed chain time among those with DeepGEMM's bits.
 
-    PDL is chosen only where it saves 1 % or more: less is noise.
+    PDL is chosen only where it saves 1 % or more: less is noise. None where DeepGEMM
+    is faster by more than 3 %.
     """
     names = [x for x in times["1"]["chain"] if x[0].isdigit() and x not in differs]
     if not names:
@@ -220,11 +221,14 @@ def choose(times: dict[str, dict[str, Any]], differs: dict[str, Any]) -> str | N
         handicap = 1.01 if name.endswith("pdl") else 1.0
         return handicap * sum(t["chain"][name] for t in times.values())
 
-    return min(names, key=cost)
+    best = min(names, key=cost)
+    return best if cost(best) <= 1.03 * cost("deep_gemm") else None
 
 
-def table_row(shape: str, name: str, tiles: list[Tile]) -> str:
+def table_row(shape: str, name: str | None, tiles: list[Tile]) -> str:
     """The line for tiles.py; `_SWEEP` there says where the numbers come from."""
+    if name is None:
+        return f"({shape.replace('x', ', ')}): None,"
     tile = next(t for t in tiles if label(t) == name)
     n, k = shape.split("x")
     flags = "".join(
@@ -251,12 +255,11 @@ def write_tiles(path: Path, result: dict[str, Any], tiles: list[Tile]) -> None:
     rows = [
         f"    {table_row(shape, row['choice'], tiles)}"
         for shape, row in result["shapes"].items()
-        if row["choice"]
     ]
     lines = [
         f"{begin}{first}",
         f'_SWEEP = "{source}"',
-        "_SWEPT_90: dict[tuple[int, int], Tile] = {",
+        "_SWEPT_90: dict[tuple[int, int], Tile | None] = {",
         *rows,
         "}",
         end,

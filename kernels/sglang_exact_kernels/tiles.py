@@ -17,7 +17,14 @@ import torch
 
 from sglang_exact_kernels import arch
 
-__all__ = ["BLOCK_M", "SHAPES_27B", "SHAPES_DRAFT", "Tile", "small_m_tile"]
+__all__ = [
+    "BLOCK_M",
+    "SHAPES_27B",
+    "SHAPES_DRAFT",
+    "Tile",
+    "prefers_deep_gemm",
+    "small_m_tile",
+]
 
 BLOCK_M = 16
 """Rows of a tile: the M of mma.m16n8k16. Larger calls take more tiles, not larger."""
@@ -102,14 +109,32 @@ def _swept(
 
 
 # sweep: begin (written by scripts/sweep_small_m.py --write-tiles)
-_SWEEP = ""
-_SWEPT_90: dict[tuple[int, int], Tile] = {}
+_SWEEP = "NVIDIA H200, 2026-11-29, scripts/sweep_small_m.py"
+_SWEPT_90: dict[tuple[int, int], Tile | None] = {
+    (16384, 5120): _swept(128, 64, 4, 6, swap_ab=True),
+    (96, 5120): None,
+    (5120, 6144): _swept(64, 256, 4, 4),
+    (14336, 5120): _swept(128, 64, 4, 6, swap_ab=True),
+    (34816, 5120): _swept(32, 256, 4, 4),
+    (5120, 17408): _swept(64, 256, 4, 4),
+    (248320, 5120): _swept(32, 256, 4, 4),
+    (6144, 5120): _swept(64, 128, 4, 5, swap_ab=True),
+    (5120, 4096): _swept(64, 128, 4, 5, swap_ab=True),
+    (5120, 25600): _swept(64, 256, 4, 4),
+}
 # sweep: end
 
-_TABLES: dict[int, dict[tuple[int, int], Tile]] = {90: _SWEPT_90, 120: {}}
+_TABLES: dict[int, dict[tuple[int, int], Tile | None]] = {90: _SWEPT_90, 120: {}}
+"""None: DeepGEMM was faster there, by more than 3 % (results/kernels)."""
 
 SMEM_LIMIT = {90: 227 * 1024, 120: 99 * 1024}
 """Shared memory one block may use in bytes (CUDA programming guide, 9.0 and 12.0)."""
+
+
+def prefers_deep_gemm(n: int, k: int, device: torch.device) -> bool:
+    """Whether a sweep on such a device found DeepGEMM faster than every tile."""
+    table = arch.pick(_TABLES, device)
+    return (n, k) in table and table[n, k] is None
 
 
 @functools.cache

@@ -99,17 +99,21 @@ def replacement(
 
 
 def linear_weights(model: torch.nn.Module) -> dict[Shape, torch.Tensor]:
-    """One weight per (N, K) among the model's matrices that the tiles can take.
+    """One weight per (N, K) among the model's matrices that tiles take, and gladly.
 
+    Shapes where a sweep found DeepGEMM faster are left to it: the bits are the same.
     Embeddings are included: a tied one is the head, and a spare shape costs nothing.
     """
 
     from sglang_exact_kernels.small_m_gemm import unsupported_reasons
+    from sglang_exact_kernels.tiles import prefers_deep_gemm
 
     found: dict[Shape, torch.Tensor] = {}
     for parameter in model.parameters():
         w = parameter.detach()
-        if w.ndim == 2 and w.is_cuda and not unsupported_reasons(w[:1], w):
+        if w.ndim != 2 or not w.is_cuda or prefers_deep_gemm(*w.shape, w.device):
+            continue
+        if not unsupported_reasons(w[:1], w):
             found.setdefault((w.shape[0], w.shape[1]), w)
     return found
 

@@ -152,7 +152,8 @@ def test_small_m_gemm_refuses_a_wrong_out_and_names_every_reason() -> None:
 
 def test_tiles_depend_on_shape_alone_and_fit() -> None:
     for capability, table in tiles._TABLES.items():
-        rows = [*table.values(), tiles._DEFAULT[capability], tiles._NARROW[capability]]
+        listed = [tile for tile in table.values() if tile is not None]
+        rows = [*listed, tiles._DEFAULT[capability], tiles._NARROW[capability]]
         for tile in rows:
             assert tile.source
             assert tile.smem_bytes <= tiles.SMEM_LIMIT[capability]
@@ -160,6 +161,12 @@ def test_tiles_depend_on_shape_alone_and_fit() -> None:
         assert isinstance(small_m_tile(n, k, DEVICE), Tile)
     with pytest.raises(ValueError, match="bfloat16"):
         small_m_tile(96, 256, DEVICE, torch.float16)
+
+
+def test_a_shape_that_lost_the_sweep_is_left_to_deep_gemm() -> None:
+    assert tiles.prefers_deep_gemm(96, 5120, DEVICE)
+    assert not tiles.prefers_deep_gemm(5120, 6144, DEVICE)
+    assert not tiles.prefers_deep_gemm(7, 7, DEVICE)
 
 
 @pytest.mark.skipif(not arch.is_interpreted(), reason="looks at interpreted loads")
