@@ -28,6 +28,13 @@ class TextServer(Server):
         return [*line, "--enable-custom-logit-processor"]
 
 
+class OverlapServer(TextServer):
+    """Prepares the next step while the last result is still on its way."""
+
+    def command(self) -> list[str]:
+        return [x for x in super().command() if x != "--disable-overlap-schedule"]
+
+
 class Case(NamedTuple):
     """One request. `control` says that the host alone answers otherwise."""
 

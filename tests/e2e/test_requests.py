@@ -20,6 +20,7 @@ from request_cases import (
     SAMPLED,
     TOKENS,
     Case,
+    OverlapServer,
     TextServer,
     answer,
     ask,
@@ -223,6 +224,35 @@ def test_refused_with_a_reason(
 ) -> None:
     with pytest.raises(RuntimeError, match=rf"(?s)HTTP 400.*{word}"):
         plain.client.generate(STOP_PROMPT, 3, extra=extra, **sampling)
+
+
+COUNTED = ("frequency", "repetition", "min_new_tokens", "processor", "top_p")
+
+
+def _overlapped(server: Server, expected: Answers) -> set[str]:
+    """Names of the cases that overlap scheduling answers otherwise."""
+    cases = [case for case in MANY if case.name in COUNTED]
+    found = ask_all(server, cases, [prompt_of(case) for case in cases])
+    pairs = zip(cases, found, strict=True)
+    return {case.name for case, f in pairs if answer(f) != expected[case.name]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [None, "dflash"])
+def test_overlap_counts_every_token(
+    text_models: Path, plan: Path, expected: Answers, kind: str | None
+) -> None:
+    """Also the control: one token late, the penalties are other ones."""
+    flags = draft_flags(kind, text_models / kind) if kind else []
+    env = {oracle.VARIABLE: str(plan)} if kind else {}
+    target = text_models / "target"
+    with OverlapServer(target, flags=flags, env=env) as server:
+        assert server.info()["disable_overlap_schedule"] is False
+        assert _overlapped(server, expected) == set()
+    if kind is None:
+        off = {DISABLE: "penalties_last_token"}
+        with OverlapServer(target, env=off) as server:
+            assert _overlapped(server, expected) >= {"frequency", "repetition"}
 
 
 @pytest.mark.slow
