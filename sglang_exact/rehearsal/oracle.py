@@ -325,6 +325,40 @@ def eagle_prepare_for_verify(
     return original(verify_input, req_to_token_pool, batch, target_worker)
 
 
+def dspark_propose(
+    original: Callable[..., Any],
+    self: Any,
+    *,
+    batch: Any,
+    draft_input: Any,
+    verify_window: Any,
+    bs: int,
+    device: str,
+    target_model: Any,
+    sampling_info: Any,
+    anchor_prepared: bool = False,
+) -> Any:
+    """Around DSpark's proposal: it emits these drafts, not those it verified."""
+    proposal = original(
+        self,
+        batch=batch,
+        draft_input=draft_input,
+        verify_window=verify_window,
+        bs=bs,
+        device=device,
+        target_model=target_model,
+        sampling_info=sampling_info,
+        anchor_prepared=anchor_prepared,
+    )
+    table = oracle(target_model.config.vocab_size)
+    positions = verify_window.positions_2d[:bs]
+    drafts = table.drafts(table.rows_of(batch.reqs), positions)[:, 1:]
+    proposal.draft_block.draft_tokens.copy_(drafts)
+    if proposal.verify_ids is not None:
+        proposal.verify_ids[:, 1:].copy_(drafts)
+    return proposal
+
+
 class OracleHook(NamedTuple):
     """One hook of the oracle, in the terms of the host's hook registry."""
 
@@ -335,6 +369,13 @@ class OracleHook(NamedTuple):
 
 
 HOOKS = (
+    OracleHook(
+        "dspark",
+        "sglang.srt.speculative.dspark_components.dspark_draft."
+        "DraftBlockProposer.propose",
+        "AROUND",
+        dspark_propose,
+    ),
     OracleHook(
         "dflash",
         "sglang.srt.speculative.dflash_info.DFlashVerifyInput.prepare_for_verify",

@@ -28,6 +28,7 @@ CPU_FLAGS = (
     "--max-total-tokens", "8192",
     "--max-running-requests", "8",
     "--disable-overlap-schedule",
+    "--cuda-graph-backend-decode", "disabled",
     "--skip-server-warmup",
     "--skip-tokenizer-init",
     "--log-level", "warning",
