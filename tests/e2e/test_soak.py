@@ -120,7 +120,7 @@ def draw(seed: int, size: int) -> list[Request]:
             Request(
                 kind,
                 prompt(seed * 1000 + i, length),
-                rng.randint(2, 9),
+                rng.randint(3, 9),
                 KINDS[kind](rng),
                 rng.expovariate(1 / MEAN_PAUSE_S),
                 rng.uniform(0.0, 6.0) if aborted else None,
