@@ -24,7 +24,7 @@ RATE = 0.7
 
 @pytest.fixture(scope="module")
 def setup(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Setup:
-    kinds = ("dflash", "dflash2")
+    kinds = ("dflash", "dflash2", "mtp", "dspark")
     return Setup(
         target=tiny_models / "target",
         drafts={kind: tiny_models / kind for kind in kinds},
@@ -73,10 +73,13 @@ def test_dflash(setup: Setup, reference: list[Completion]) -> None:
     assert "gdn_verify" in attested(found)["hooks"]
 
 
-def test_dflash2(setup: Setup, reference: list[Completion]) -> None:
-    """A draft with grouped convolution and selector."""
+@pytest.mark.parametrize("drafter", ["dflash2", "mtp", "dspark"])
+def test_other_drafters(
+    setup: Setup, reference: list[Completion], drafter: str
+) -> None:
+    """Grouped convolution with a selector, the EAGLE worker, and DSpark's chain."""
     steps = (Pass("oracle", RATE, prompts=SHORT),)
-    found = run_arm(Arm("dflash2", steps, drafter="dflash2"), setup, reference, print)
+    found = run_arm(Arm(drafter, steps, drafter=drafter), setup, reference, print)
     assert all(row.as_promised for row in found.rows), show(found)
 
 
