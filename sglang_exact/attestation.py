@@ -40,14 +40,12 @@ def digest() -> str:
     return total.hexdigest()
 
 
-def numerics(settings: Settings, device: str) -> str:
-    """`bitwise` only where the bits were proven: pinned host, all hooks, a GPU."""
-    if (
-        settings.allow_unpinned_host
-        and compat.load(host.version("sglang") or "") is None
-    ):
-        return UNVERIFIED
-    if settings.disabled_hooks or not device.startswith("cuda"):
+def numerics(settings: Settings, device: str, pinned: bool) -> str:
+    """`bitwise` only where the bits were proven: pinned host, all hooks, a GPU.
+
+    `pinned`: every target and kernel of the host has the source of its pin.
+    """
+    if not pinned or settings.disabled_hooks or not device.startswith("cuda"):
         return UNVERIFIED
     return BITWISE
 
@@ -76,16 +74,16 @@ def record(settings: Settings, facts: dict[str, Any]) -> dict[str, Any]:
     """The attestation of this process; JSON types only."""
     from sglang_exact import hooks, selftest
 
-    version = host.version("sglang")
+    pinned = not compat.reasons(hooks.pinned_names())
     return {
         "version": __version__,
-        "numerics": numerics(settings, facts["device"]),
+        "numerics": numerics(settings, facts["device"], pinned),
         "promise": (
             "same token ids and logprobs as plain decode under this overlay, same GPU "
             "model, dtype and tensor-parallel size"
         ),
-        "host_version": version,
-        "host_pinned": not compat.reasons(hooks.pinned_names()),
+        "host_version": host.version("sglang"),
+        "host_pinned": pinned,
         "hooks": [h.name for h in hooks.select(settings, hooks.SCHEDULER)],
         "digest": digest(),
         "stack": host.stack_versions(),

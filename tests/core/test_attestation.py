@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sglang_exact import attestation, compat, host
+from sglang_exact import attestation, compat
+from sglang_exact.reasons import Reason
 from sglang_exact.settings import Settings
 
 
@@ -31,17 +32,28 @@ def test_rank_that_differs(change: dict[str, object]) -> None:
     assert "rank 2 attests something else" in reason.found
 
 
-def test_numerics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numerics() -> None:
     """`bitwise` needs the pins, every hook and a GPU."""
     on = Settings(enable=True)
-    assert attestation.numerics(on, "cuda:0") == attestation.BITWISE
-    assert attestation.numerics(on, "cpu") == attestation.UNVERIFIED
+    assert attestation.numerics(on, "cuda:0", True) == attestation.BITWISE
+    assert attestation.numerics(on, "cpu", True) == attestation.UNVERIFIED
     off = on._replace(disabled_hooks=("gdn_verify",))
-    assert attestation.numerics(off, "cuda:0") == attestation.UNVERIFIED
-    monkeypatch.setattr(host, "version", lambda name: "0.5.24")
-    monkeypatch.setattr(compat, "load", lambda version: None)
+    assert attestation.numerics(off, "cuda:0", True) == attestation.UNVERIFIED
     waived = on._replace(allow_unpinned_host=True)
-    assert attestation.numerics(waived, "cuda:0") == attestation.UNVERIFIED
+    assert attestation.numerics(waived, "cuda:0", False) == attestation.UNVERIFIED
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_changed_host_is_never_bitwise(
+    monkeypatch: pytest.MonkeyPatch, changed: bool
+) -> None:
+    """The pinned version with one changed function, let in by the waiver."""
+    reasons = [Reason("another source", "its pin", "reinstall")] if changed else []
+    monkeypatch.setattr(compat, "reasons", lambda names: reasons)
+    on = Settings(enable=True, allow_unpinned_host=True)
+    found = attestation.record(on, {"device": "cuda:0"})
+    assert found["host_pinned"] is not changed
+    assert (found["numerics"] == attestation.BITWISE) is not changed
 
 
 def test_log_line_shows_test_settings() -> None:
