@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _BACKEND = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend"
 _STAT = "_sglang_exact_part_stat"
+_GRAPH_STAT = "_sglang_exact_graph_part_stat"
 _OWN = "_sglang_exact_decode_attention"
 
 
@@ -50,7 +51,6 @@ def scratch(
     """
     import torch
 
-    stat: torch.Tensor | None = getattr(backend, _STAT, None)
     heads, splits = backend.num_head, backend.max_kv_splits
     if part_acc is None:
         part_acc = getattr(backend, "cuda_graph_attn_logits", None)
@@ -58,12 +58,30 @@ def scratch(
         _refuse_in_capture(rows)
         shape = (rows, heads, splits, backend.v_head_dim)
         part_acc = torch.empty(shape, dtype=torch.float32, device=backend.device)
-    if stat is None or stat.shape[0] < part_acc.shape[0]:
-        _refuse_in_capture(rows)
-        shape = (part_acc.shape[0], heads, splits, 2)
-        stat = torch.zeros(shape, dtype=torch.float32, device=backend.device)
-        setattr(backend, _STAT, stat)
-    return part_acc, stat[: part_acc.shape[0]]
+    return part_acc, _part_stat(backend, part_acc.shape[0])
+
+
+def _part_stat(backend: Any, rows: int) -> torch.Tensor:
+    """part_stat [rows, heads, splits, 2] of the backend.
+
+    Graphs hold the address of the one under _GRAPH_STAT, so an eager batch that is
+    larger gets its own and never replaces it.
+    """
+    for name in (_GRAPH_STAT, _STAT):
+        held: torch.Tensor | None = getattr(backend, name, None)
+        if held is not None and held.shape[0] >= rows:
+            return held[:rows]
+    _refuse_in_capture(rows)
+    stat = _new_part_stat(backend, rows)
+    setattr(backend, _STAT, stat)
+    return stat
+
+
+def _new_part_stat(backend: Any, rows: int) -> torch.Tensor:
+    import torch
+
+    shape = (rows, backend.num_head, backend.max_kv_splits, 2)
+    return torch.zeros(shape, dtype=torch.float32, device=backend.device)
 
 
 def _refuse_in_capture(rows: int) -> None:
@@ -201,7 +219,7 @@ def allocate_scratch(
 ) -> None:
     """After init_cuda_graph_state: scratch for the largest captured batch."""
     if is_own(self):
-        scratch(self, max_num_tokens, self.cuda_graph_attn_logits)
+        setattr(self, _GRAPH_STAT, _new_part_stat(self, max_num_tokens))
 
 
 HOOKS = (
