@@ -86,6 +86,7 @@ def request_reasons(req: Any) -> list[Reason]:
     found = [
         (bool(req.return_hidden_states), "return_hidden_states", "leave it out"),
         (bool(req.return_sampling_mask), "return_sampling_mask", "leave it out"),
+        (req.multimodal_inputs is not None, "image, video or audio data", "send text"),
         (req.input_embeds is not None, "input_embeds", "send input_ids or text"),
         (
             req.positional_embed_overrides is not None,

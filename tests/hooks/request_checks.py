@@ -627,9 +627,11 @@ def check_refusals_name_every_reason() -> None:
     req = _request(logit_bias={"3": float("inf")})
     req.return_hidden_states = True
     req.lora_id = "adapter"
+    req.multimodal_inputs = SimpleNamespace(mm_items=[])
     req.custom_logit_processor = '{"callable": "00"}'
     found = requests.text_of(requests.request_reasons(req))
-    for word in ("return_hidden_states", "lora_path", "logit_bias", "does not load"):
+    words = ("return_hidden_states", "lora_path", "image", "logit_bias")
+    for word in (*words, "does not load"):
         assert word in found, word
     assert requests.request_reasons(_request()) == []
 
