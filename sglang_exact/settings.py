@@ -20,6 +20,9 @@ SMALL_M_MAX = 16
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"", "0", "false", "no", "off"}
 
+HOST_VARIABLES = ("SGLANG_EXACT_CHUNK_FILL",)
+"""The host's own names with this prefix (sglang/srt/environ.py)."""
+
 VARIABLES: dict[str, str] = {
     "SGLANG_EXACT_ENABLE": "turn the overlay on (0 or 1)",
     "SGLANG_EXACT_ALLOW_UNPINNED_HOST": (
@@ -98,7 +101,7 @@ def read(environ: Mapping[str, str]) -> tuple[Settings, list[Reason]]:
     """Read the settings; unknown names and bad values come back as reasons."""
     reasons: list[Reason] = []
     for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in VARIABLES:
+        if name.startswith(PREFIX) and name not in (*VARIABLES, *HOST_VARIABLES):
             reasons.append(
                 Reason(
                     f"unknown variable {name}",

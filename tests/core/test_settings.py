@@ -30,6 +30,12 @@ def test_switch_is_off(text: str) -> None:
     assert reasons == []
 
 
+def test_names_of_the_host_are_not_ours() -> None:
+    """The host shares the prefix; its variable must not end a stock server."""
+    for name in settings.HOST_VARIABLES:
+        assert settings.read({name: "0"}) == (settings.Settings(), [])
+
+
 def test_every_wrong_value_is_named() -> None:
     """A typo must not read as off: the server would start without the overlay."""
     config, reasons = settings.read(
