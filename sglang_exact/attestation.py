@@ -90,7 +90,7 @@ def record(settings: Settings, facts: dict[str, Any]) -> dict[str, Any]:
         "python": ".".join(map(str, sys.version_info[:3])),
         "small_m": settings.small_m,
         "self_test": selftest.last_report(),
-        "sampling": "greedy is exact; unseeded sampling follows the host",
+        "sampling": "greedy and seeded are exact; without a seed, seed 42",
         "test_settings": settings.test_settings(),
         **facts,
     }

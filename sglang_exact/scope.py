@@ -91,6 +91,7 @@ ALLOWED: dict[str, tuple[object, ...]] = {
     "is_embedding": (False,),
     # With a server key every request that does not ask for it gets it, too.
     "enable_watermark": (False,),
+    "sampling_backend": (None, "pytorch"),
     "rl_on_policy_target": (None,),
     "dllm_algorithm": (None,),
     "dtype": ("auto", "bfloat16"),

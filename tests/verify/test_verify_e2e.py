@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 TOKENS = 8
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11, 12], [100, 90, 80, 70, 60, 50, 40, 30, 20, 10, 400])
+# Verify and decode attention agree on up to one key tile of 256.
+LONG = ([3 + (7 * i * i + i) % 500 for i in range(260)],)
 DISABLE = "SGLANG_EXACT_TEST_DISABLE_HOOKS"
 
 
@@ -34,13 +37,21 @@ def command(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("verify")
-    rows = [{"input_ids": ids, "max_new_tokens": TOKENS} for ids in PROMPTS]
+def with_prompts(path: Path, prompts: Sequence[list[int]]) -> Path:
+    rows = [{"input_ids": ids, "max_new_tokens": TOKENS} for ids in prompts]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (path / "prompts.jsonl").write_text(lines)
     return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_prompts(tmp_path_factory.mktemp("verify"), PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def long_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_prompts(tmp_path_factory.mktemp("verify-long"), LONG)
 
 
 def recorded(folder: Path, models: Path, mode: str) -> Path:
@@ -65,13 +76,18 @@ def rows(path: Path, kind: str) -> list[dict]:
     return [row for row in found if row["kind"] == kind]
 
 
-def oracle(folder: Path, reference: Path, rate: float) -> dict[str, str]:
+def oracle(
+    folder: Path,
+    reference: Path,
+    rate: float,
+    prompts: Sequence[list[int]] = PROMPTS,
+) -> dict[str, str]:
     """Environment that makes drafts out of the recorded answers."""
     from sglang_exact.rehearsal.oracle import VARIABLE, write_plan
 
     answers = [row["answer"]["ids"] for row in rows(reference, "reference")]
     path = folder / "oracle.json"
-    write_plan(path, rate, list(zip(PROMPTS, answers, strict=True)))
+    write_plan(path, rate, list(zip(prompts, answers, strict=True)))
     return {VARIABLE: str(path)}
 
 
@@ -130,15 +146,20 @@ def test_stock_speculation_diverges(folder: Path, tiny_models: Path) -> None:
     assert found["suspicion"] == "kernel", found
 
 
-def test_one_hook_off_diverges(folder: Path, tiny_models: Path) -> None:
+@pytest.mark.parametrize("hook", ["gdn_verify", "attention_verify"])
+def test_one_hook_off_diverges(
+    request: pytest.FixtureRequest, tiny_models: Path, hook: str
+) -> None:
     from sglang_exact.rehearsal.server import Server, draft_flags
 
+    long = hook == "attention_verify"
+    folder: Path = request.getfixturevalue("long_folder" if long else "folder")
     reference = recorded(folder, tiny_models, "exact")
-    env = oracle(folder, reference, 0.6) | {DISABLE: "gdn_verify"}
+    env = oracle(folder, reference, 0.6, LONG if long else PROMPTS) | {DISABLE: hook}
     flags = draft_flags("dflash", tiny_models / "dflash")
     with Server(tiny_models / "target", flags=flags, env=env) as server:
         status, result = verify(folder, server.url, reference, "speculation")
     assert (status, states(result)) == (1, {"speculation": "diverged"}), result
     servers = result["provenance"]["servers"]
     tests = servers[0]["exact"]["test_settings"]
-    assert tests["disabled_hooks"] == ["gdn_verify"]
+    assert tests["disabled_hooks"] == [hook]
