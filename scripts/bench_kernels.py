@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"
 from gdn_cases import GdnShape, host_decode_step, make_case
 
 from sglang_exact_kernels import decode_attention as attention
-from sglang_exact_kernels.verify_rows import fill_verify_rows
+from sglang_exact_kernels.reference import verify_rows_reference
 
 Q_HEADS, KV_HEADS, DIM = 24, 4, 256
 T = 8
@@ -134,19 +134,11 @@ def host_decode(modules: Any, pool: Pool, rows: Rows) -> Callable[[], None]:
     """The host's deterministic decode kernel; verify positions as rows of their own."""
     count = rows.bs * rows.T
     splits = -(-HOST_CONTEXT // HOST_SPLIT)
-    row_indptr = torch.empty(count + 1, device="cuda", dtype=torch.int32)
-    row_splits = torch.empty(count, device="cuda", dtype=torch.int32)
-    row_indices = torch.empty(count * rows.length, device="cuda", dtype=torch.int64)
-    fill_verify_rows(
-        rows.indptr,
-        rows.indices,
-        rows.loc,
-        rows.T,
-        split_tile_size=HOST_SPLIT,
-        max_context_len=rows.length,
-        row_indptr=row_indptr,
-        row_splits=row_splits,
-        row_indices=row_indices,
+    row_indptr, row_splits, row_indices = (
+        x.to("cuda")
+        for x in verify_rows_reference(
+            rows.indptr, rows.indices, rows.loc, rows.T, HOST_SPLIT
+        )
     )
     logits = torch.empty(count, Q_HEADS, splits, DIM, device="cuda")
     lse = torch.empty(count, Q_HEADS, splits, device="cuda")

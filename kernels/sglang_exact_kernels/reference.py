@@ -141,7 +141,10 @@ def verify_rows_reference(
     num_draft_tokens: int,
     split_tile_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(row_indptr, row_splits, row_indices) of `fill_verify_rows`, from lists."""
+    """Draft positions as host decode rows: (row_indptr, row_splits, row_indices).
+
+    Row (request, position i) has the request's prefix and the block up to i as keys.
+    """
     T = num_draft_tokens
     starts = kv_indptr.tolist()
     rows = []

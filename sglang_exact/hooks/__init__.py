@@ -42,7 +42,7 @@ ALL: tuple[Hook, ...] = (
     *rank.HOOKS,
     gdn_verify.HOOK,
     *decode_attention.HOOKS,
-    *attention_verify.HOOKS,
+    attention_verify.HOOK,
     small_m_gemm.HOOK,
     autotune.HOOK,
     *prefill_grid.HOOKS,
