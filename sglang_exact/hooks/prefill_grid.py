@@ -56,23 +56,15 @@ def add_one_req_ignore_eos(original_fn: Callable[..., Any], self: Any, req: Any)
 
 
 def add_one_req(
-    original_fn: Callable[..., Any],
+    result: Any,
     self: Any,
     req: Any,
     has_chunked_req: bool,
     truncation_align_size: int | None,
-) -> Any:
-    """Around each first admission: see that the cut is on the grid."""
-    before = len(self.can_run_list)
-    result = original_fn(
-        self,
-        req,
-        has_chunked_req=has_chunked_req,
-        truncation_align_size=truncation_align_size,
-    )
-    for admitted in self.can_run_list[before:]:
+) -> None:
+    """After each first admission: see that the cut is on the grid."""
+    for admitted in self.can_run_list[-1:]:
         _check_cut(admitted)
-    return result
 
 
 def add_chunked_req(original_fn: Callable[..., Any], self: Any, req: Any) -> Any:
@@ -112,7 +104,7 @@ HOOKS = (
     Hook(
         name="prefill_grid_first",
         target=f"{_POLICY}.PrefillAdder.add_one_req",
-        kind="AROUND",
+        kind="AFTER",
         replacement=add_one_req,
     ),
     Hook(

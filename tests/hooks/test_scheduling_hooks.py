@@ -108,21 +108,20 @@ def test_no_cut_below_one_chunk(
 
 @pytest.mark.parametrize(("end", "good"), [(64, True), (100, True), (65, False)])
 def test_cut_off_the_grid_raises(end: int, good: bool) -> None:
-    def original(self: Any, req: Any, **kw: Any) -> Any:
-        req.extend_end = end
-        self.can_run_list.append(req)
-        return AddReqResult.CONTINUE
+    admitting, req = adder(500), request()
+    req.extend_end = end
+    admitting.can_run_list.append(req)
 
-    def admit() -> Any:
-        return prefill_grid.add_one_req(
-            original, adder(500), request(), False, prefill_grid.GRID
+    def check() -> None:
+        prefill_grid.add_one_req(
+            AddReqResult.CONTINUE, admitting, req, False, prefill_grid.GRID
         )
 
     if good:
-        assert admit() is AddReqResult.CONTINUE
+        check()
     else:
         with pytest.raises(prefill_grid.OffGrid, match="cut at 65"):
-            admit()
+            check()
 
 
 def test_next_chunk_gets_at_least_the_grid() -> None:
