@@ -4,8 +4,8 @@
 Why: a rank is a process of its own; hooks, host source and GPU are what it sees,
     not what the launcher saw. The host's commit after verify
     (hybrid_linear_attn_backend.py:1514) copies whatever dtype it finds.
-What: before Scheduler.__init__ the hooks' effect is checked again, and a refusal
-    from inside it ends the rank with one message; after the target
+What: before Scheduler.__init__ the hooks' effect, the arguments and the model are
+    checked again, and a refusal ends the rank with one message; after the target
     model is loaded the kernels are compared with the decode kernels on the device;
     before each commit the layout of the state buffers is asserted; get_init_info
     carries the attestation to the launcher.
@@ -45,12 +45,30 @@ def check_rank(
     reasons += scope.environment_reasons(os.environ)
     for hook in hooks.select(config, hooks.SCHEDULER):
         reasons += effect_reasons(hook)
+    reasons += setup_reasons(server_args)
     if reasons:
         gate.leave(Refused(reasons))
     try:
         original_fn(self, server_args, port_args)
     except Refused as refusal:
         gate.leave(refusal)
+
+
+def setup_reasons(server_args: Any) -> list[Reason]:
+    """Reasons in the resolved arguments and the model, as this rank got them.
+
+    The launching process looks first, but not if it is a child of another one (which
+    counts as a rank) or resolved its arguments before it loaded plugins.
+    """
+    from sglang.srt.arg_groups.overrides import model_config_of, resolved_view
+
+    from sglang_exact import scope
+
+    model = model_config_of(server_args)
+    return [
+        *scope.argument_reasons(resolved_view(server_args)),
+        *scope.model_reasons(model.hf_config, str(model.dtype)),
+    ]
 
 
 def self_test(result: None, self: Any) -> None:

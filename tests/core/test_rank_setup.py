@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank refuses a set-up that no launching process looked at."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_exact import gate, hooks, scope
+from sglang_exact.hooks import rank
+from sglang_exact.reasons import Reason, Refused
+
+
+class Left(BaseException):
+    """In place of the end of the process."""
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_rank_looks_at_arguments_and_model(
+    monkeypatch: pytest.MonkeyPatch, wrong: bool
+) -> None:
+    """Whether the launcher was a child of another process does not matter."""
+    reason = Reason("--attention-backend fa3", "triton", "drop it")
+    left: list[Refused] = []
+
+    def leave(refusal: Refused) -> None:
+        left.append(refusal)
+        raise Left
+
+    monkeypatch.setattr(gate, "leave", leave)
+    monkeypatch.setattr(hooks, "select", lambda config, role: [])
+    monkeypatch.setattr(scope, "environment_reasons", lambda environ: [])
+    monkeypatch.setattr(rank, "setup_reasons", lambda args: [reason] if wrong else [])
+    started: list[Any] = []
+
+    def start() -> None:
+        rank.check_rank(
+            lambda self, server_args, port_args: started.append(server_args),
+            SimpleNamespace(),
+            "arguments",
+            None,
+        )
+
+    if wrong:
+        with pytest.raises(Left):
+            start()
+        assert left[0].reasons == [reason]
+        assert started == []
+    else:
+        start()
+        assert started == ["arguments"]
