@@ -146,6 +146,11 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
     "SGLANG_RAGGED_VERIFY_MODE": ("", "static"),
     "SGLANG_RETURN_ORIGINAL_LOGPROB": ("", "0", "false"),
     "SGLANG_RUST_SERVER": ("", "0", "false"),
+    # Triton's code generation (triton/knobs.py): contraction, precision, other code.
+    "TRITON_DEFAULT_FP_FUSION": ("", "1", "true", "on"),
+    "TRITON_F32_DEFAULT": ("",),
+    "TRITON_KERNEL_OVERRIDE": ("", "0", "false", "off"),
+    "PTXAS_OPTIONS": ("",),
 }
 # Forced acceptance emits tokens nobody verified, except in this mode.
 SIMULATED_LENGTH = "SGLANG_SIMULATE_ACC_LEN"
