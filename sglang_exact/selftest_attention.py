@@ -39,23 +39,30 @@ def compare(
     prefix, block = order[: -bs * steps], order[-bs * steps :]
     shapes = scratch_shapes(bs * steps, heads, head_dim, bound)
     acc, stat = (torch.zeros(s, device=device) for s in shapes)
-    common: dict[str, Any] = {
-        "part_acc": acc,
-        "part_stat": stat,
-        "sm_scale": head_dim**-0.5,
-        "max_context_len": bound,
-    }
-    out = torch.empty_like(q)
-    decode_attention(
+
+    def attend(rows: torch.Tensor, indptr: Any, keys: Any, **more: Any) -> torch.Tensor:
+        out = torch.empty_like(rows)
+        decode_attention(
+            rows,
+            k,
+            v,
+            out,
+            kv_indptr=indptr,
+            kv_indices=keys,
+            part_acc=acc,
+            part_stat=stat,
+            sm_scale=head_dim**-0.5,
+            max_context_len=bound,
+            **more,
+        )
+        return out
+
+    out = attend(
         q,
-        k,
-        v,
-        out,
-        kv_indptr=indptr,
-        kv_indices=prefix.contiguous(),
+        indptr,
+        prefix.contiguous(),
         num_draft_tokens=steps,
         out_cache_loc=block.contiguous(),
-        **common,
     )
     found = []
     for r, length in enumerate(PREFIX_LENGTHS):
@@ -65,18 +72,8 @@ def compare(
             keys = torch.cat(
                 [prefix[begin : begin + length], block[r * steps : row + 1]]
             )
-            single = torch.empty_like(q[:1])
-            decode_attention(
-                q[row : row + 1].clone(),
-                k,
-                v,
-                single,
-                kv_indptr=torch.tensor(
-                    [0, len(keys)], dtype=torch.int32, device=device
-                ),
-                kv_indices=keys,
-                **common,
-            )
+            ends = torch.tensor([0, len(keys)], dtype=torch.int32, device=device)
+            single = attend(q[row : row + 1].clone(), ends, keys)
             differing = single[0].view(torch.int16) != out[row].view(torch.int16)
             if bool(differing.any()):
                 found.append(
