@@ -339,9 +339,11 @@ def test_private_headers_are_the_ones_compiled(tmp_path: Path) -> None:
         pytest.skip("no DeepGEMM installed")
     root, cache = tmp_path / "headers", tmp_path / "jit"
     shutil.copytree(install.root / "deep_gemm" / "include", root / "include")
+    # DeepGEMM may itself come from PYTHONPATH.
+    paths = os.pathsep.join([str(ROOT), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", ACTIVATE, str(root), str(cache)],
-        env={**os.environ, "DG_JIT_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "DG_JIT_CACHE_DIR": str(cache), "PYTHONPATH": paths},
         capture_output=True,
         text=True,
         check=False,
