@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arms of the GPU proof: which servers are started and what each is asked.
+
+An arm is one server at the 27B's width; a phase is one pass over the prompts on it.
+The plain arm records the reference that every other arm is compared with.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import NamedTuple
+
+from sglang_exact.rehearsal.server import draft_flags
+
+VOCAB = 248320
+PROMPT_LENGTHS = (37, 128, 255, 256, 257, 300, 511, 700, 1023, 1500, 64, 2049)
+"""Around tile, split and chunk edges."""
+CARD_RATE = 0.887
+"""Keeps 5.46 of 8 tokens a verify: (1 - p**8) / (1 - p), the DFlash2 card's length."""
+DRAFTS = ("dflash", "dflash2", "dspark", "mtp")
+
+
+class Phase(NamedTuple):
+    """One pass over prompts: oracle rate, requests in flight, how many prompts."""
+
+    rate: float = 0.8
+    concurrency: int = 8
+    prompts: int = 24
+    logprobs: bool = True
+
+
+class Arm(NamedTuple):
+    """One server and what is asked of it; `equal` is what the proof expects.
+
+    `equal` None compares without expecting anything. `tokens` are verified per block.
+    """
+
+    name: str
+    drafter: str | None = None
+    tokens: int = 8
+    mode: str = "exact"
+    disable: str = ""
+    phases: tuple[Phase, ...] = (Phase(),)
+    equal: bool | None = True
+    requests: int = 8
+    deterministic: bool = True
+
+
+_FEW = (Phase(0.8, 8, 8),)
+_SPEED = (
+    Phase(CARD_RATE, 1, 8, logprobs=False),
+    Phase(CARD_RATE, 8, 24, logprobs=False),
+    Phase(CARD_RATE, 32, 64, logprobs=False),
+)
+_DFLASH8 = (
+    Phase(0.0),
+    Phase(0.3),
+    Phase(0.5),
+    Phase(0.8),
+    Phase(1.0),
+    Phase(0.8, concurrency=1, prompts=8),
+    Phase(0.8, logprobs=False),
+)
+ARMS = (
+    Arm("plain", phases=(Phase(), Phase(concurrency=1, prompts=6))),
+    Arm("plain-32", phases=(Phase(concurrency=32),), requests=32),
+    Arm("dflash8", "dflash", phases=_DFLASH8),
+    Arm("dflash2", "dflash", 2),
+    Arm("dflash4", "dflash", 4),
+    Arm("dflash16", "dflash", 16),
+    Arm("dflash2-shaped", "dflash2"),
+    Arm("mtp", "mtp", 4),
+    Arm("ngram", "ngram"),
+    Arm("dspark", "dspark"),
+    Arm("stock", "dflash", mode="stock", equal=False, phases=_FEW),
+    Arm("gdn-hook-off", "dflash", disable="gdn_verify", equal=False, phases=_FEW),
+    Arm(
+        "attention-hook-off",
+        "dflash",
+        disable="attention_verify,decode_attention",
+        equal=False,
+        phases=_FEW,
+    ),
+    Arm(
+        "speed-plain",
+        requests=32,
+        phases=(
+            Phase(0, 1, 6, logprobs=False),
+            Phase(0, 8, 24, logprobs=False),
+            Phase(0, 32, 64, logprobs=False),
+        ),
+    ),
+    Arm("speed-dflash2-shaped", "dflash2", phases=_SPEED, requests=32),
+    Arm(
+        "default-plain",
+        mode="stock",
+        equal=None,
+        deterministic=False,
+        requests=32,
+        phases=(
+            Phase(0, 1, 6, logprobs=False),
+            Phase(0, 8, 24, logprobs=False),
+            Phase(0, 32, 64, logprobs=False),
+        ),
+    ),
+    Arm(
+        "default-dflash2-shaped",
+        "dflash2",
+        mode="stock",
+        equal=None,
+        deterministic=False,
+        requests=32,
+        phases=_SPEED,
+    ),
+)
+BY_NAME = {arm.name: arm for arm in ARMS}
+# One width each, for `--arms widths`.
+WIDTHS = tuple(Arm(f"dflash-w{n}", "dflash", n) for n in range(2, 17))
+BY_NAME |= {arm.name: arm for arm in WIDTHS}
+
+
+def make_prompts(count: int, vocab: int) -> list[list[int]]:
+    """Seeded prompts whose lengths sit around tile and split edges."""
+    rng = random.Random(20261129)
+    return [
+        [
+            rng.randrange(1000, vocab - 1000)
+            for _ in range(PROMPT_LENGTHS[i % len(PROMPT_LENGTHS)] + i // 12)
+        ]
+        for i in range(count)
+    ]
+
+
+class Sizes(NamedTuple):
+    """What all servers of a proof share.
+
+    Attributes:
+        layers: of the target.
+        context: context length in tokens.
+        mem_fraction: the host's --mem-fraction-static.
+        total_tokens: KV pool in tokens; 0 for what fits. Plain and speculative pools
+            differ in size without it, which must not matter.
+        tp: ranks.
+    """
+
+    layers: int = 64
+    context: int = 16384
+    mem_fraction: float = 0.85
+    total_tokens: int = 0
+    tp: int = 1
+
+
+def server_flags(arm: Arm, models_dir: Path, sizes: Sizes) -> list[str]:
+    """Flags of an arm's server; the same graph sizes in all arms of one width."""
+    flags = [
+        "--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16",
+        "--attention-backend", "triton", "--disable-prefill-cuda-graph",
+        "--max-running-requests", str(arm.requests),
+        "--cuda-graph-max-bs-decode", str(arm.requests),
+        "--chunked-prefill-size", "8192", "--context-length", str(sizes.context),
+        "--mem-fraction-static", str(sizes.mem_fraction), "--skip-server-warmup",
+        "--disable-radix-cache",
+    ]  # fmt: skip
+    if sizes.total_tokens:
+        flags += ["--max-total-tokens", str(sizes.total_tokens)]
+    if sizes.tp > 1:
+        flags += ["--tp-size", str(sizes.tp)]
+    if arm.drafter:
+        draft = None
+        if arm.drafter != "ngram":
+            draft = models_dir / f"{arm.drafter}-{sizes.layers}"
+        flags += draft_flags(arm.drafter, draft, arm.tokens)
+    return flags
+
+
+def chosen(names: str) -> list[Arm]:
+    """The arms of a comma-separated list; "widths" stands for every draft width.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    wanted: list[str] = []
+    for name in names.split(","):
+        wanted += [arm.name for arm in WIDTHS] if name == "widths" else [name]
+    unknown = sorted(set(wanted) - set(BY_NAME))
+    if unknown:
+        raise ValueError(
+            f"found arms {', '.join(unknown)}, expected widths or some of "
+            f"{', '.join(BY_NAME)}"
+        )
+    return [BY_NAME[name] for name in wanted]
