@@ -64,7 +64,7 @@ _DFLASH8 = (
 )
 ARMS = (
     Arm("plain", phases=(Phase(), Phase(concurrency=1, prompts=6))),
-    Arm("plain-32", phases=(Phase(concurrency=32),), requests=32),
+    Arm("plain-32", phases=(Phase(concurrency=32, prompts=48),), requests=32),
     Arm("dflash8", "dflash", phases=_DFLASH8),
     Arm("dflash2", "dflash", 2),
     Arm("dflash4", "dflash", 4),
@@ -78,7 +78,7 @@ ARMS = (
     Arm(
         "attention-hook-off",
         "dflash",
-        disable="attention_verify,decode_attention",
+        disable="attention_verify",
         equal=False,
         phases=_FEW,
     ),
