@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exactness beside every speed: answers compared with those of plain decoding.
+
+The comparison is the verifier's: bits, no tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_exact.verify.compare import compare
+from sglang_exact.verify.model import Sample
+
+NOT_COMPARED = "not compared"
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many answers were compared with plain decoding and how many were equal.
+
+    `logprobs` counts the answers for which both sides carried logprobs; `first` is the
+    first difference found, as JSON types.
+    """
+
+    compared: int = 0
+    ids_equal: int = 0
+    logprobs: int = 0
+    logprobs_equal: int = 0
+    first: dict[str, Any] | None = None
+    missing: list[str] = field(default_factory=list)
+
+    def add(self, key: str, answer: Sample, reference: Sample | None) -> bool | None:
+        """Compare one answer; whether ids (and logprobs) are equal, None without a
+        reference."""
+        if reference is None:
+            self.missing.append(key)
+            return None
+        self.compared += 1
+        ids = answer.ids == reference.ids
+        self.ids_equal += ids
+        both = bool(answer.logprobs) and bool(reference.logprobs)
+        bits = both and answer.logprobs == reference.logprobs
+        # A logprob that is not a number proves nothing.
+        bits = bits and None not in answer.logprobs
+        self.logprobs += both
+        self.logprobs_equal += bits
+        equal = ids and (bits or not both)
+        if not equal and self.first is None:
+            found = compare(answer, reference)
+            self.first = {
+                "request": key,
+                "what": list(found.what) if found else [],
+                "position": found.position if found else None,
+                "ids": list(found.ids) if found else [],
+            }
+        return equal
+
+    def merge(self, other: Tally) -> None:
+        """Add another tally to this one."""
+        self.compared += other.compared
+        self.ids_equal += other.ids_equal
+        self.logprobs += other.logprobs
+        self.logprobs_equal += other.logprobs_equal
+        self.first = self.first or other.first
+        self.missing += other.missing
+
+    def text(self) -> str:
+        """For a table: `ids equal n/n`, with logprobs where they were asked for."""
+        return show(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """The tally as JSON types."""
+        return {
+            "compared": self.compared,
+            "ids_equal": self.ids_equal,
+            "logprobs_compared": self.logprobs,
+            "logprobs_equal": self.logprobs_equal,
+            "first_difference": self.first,
+            "without_reference": len(self.missing),
+        }
+
+
+def show(found: Mapping[str, Any] | None) -> str:
+    """The cell of a table for the `exactness` object of a row."""
+    if not found or not found.get("compared"):
+        return NOT_COMPARED
+    text = f"ids equal {found['ids_equal']}/{found['compared']}"
+    if found.get("logprobs_compared"):
+        equal, count = found["logprobs_equal"], found["logprobs_compared"]
+        text += f", logprobs equal {equal}/{count}"
+    return text

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a number was measured with: servers, client, GPU, command; no secrets."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+import sglang_exact
+from sglang_exact.verify.client import Client, redact_url
+from sglang_exact.verify.model import ServerInfo
+from sglang_exact.verify.wire import clean
+
+HIDDEN = "***"
+_SECRET_FLAG = re.compile(r"--?([a-z0-9_]+[-_])*(key|token|secret|password)", re.I)
+_SECRET_VARIABLE = re.compile(r"\w*(KEY|TOKEN|SECRET|PASSWORD)=")
+
+# What the driver says of a GPU at the time of the question; clocks in MHz.
+GPU_FIELDS = (
+    "index",
+    "name",
+    "uuid",
+    "driver_version",
+    "memory.total",
+    "clocks.sm",
+    "clocks.mem",
+    "clocks.max.sm",
+    "clocks.max.mem",
+    "power.limit",
+    "temperature.gpu",
+)
+_TIMEOUT_S = 20.0
+
+
+def scrub_words(words: Sequence[str]) -> list[str]:
+    """A command line without the values of keys, tokens, passwords and URL logins.
+
+    A word that is a command line itself, such as a launch template, is scrubbed too.
+    """
+    shown: list[str] = []
+    hide = False
+    for word in words:
+        shown.append(HIDDEN if hide else _scrub_word(word))
+        hide = not hide and _SECRET_FLAG.fullmatch(word) is not None
+    return shown
+
+
+def _scrub_word(word: str) -> str:
+    if re.search(r"\s", word.strip()):
+        return scrub_text(word)
+    name, equals, value = word.partition("=")
+    if equals and _SECRET_FLAG.fullmatch(name):
+        return f"{name}={HIDDEN}"
+    if _SECRET_VARIABLE.match(word):
+        return f"{name}={HIDDEN}"
+    if "://" in value and "@" in value:
+        return f"{name}={redact_url(value)}"
+    if "://" in word and "@" in word:
+        return redact_url(word)
+    return word
+
+
+def scrub_text(line: str) -> str:
+    """The same for a command line in one string."""
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        words = line.split()
+    return shlex.join(scrub_words(words))
+
+
+async def server(
+    client: Client, info: ServerInfo, launch: Any = None
+) -> dict[str, Any]:
+    """What one server says it is.
+
+    `info` is what `verify.server.inspect` found; `launch` the launch command of
+    /server_info, asked for here when it is not given.
+    """
+    if launch is None:
+        body = await client.get_json("/server_info")
+        launch = body.get("launch_command") if isinstance(body, dict) else None
+    fields = dict(info.fields)
+    speculative = {
+        key: fields.pop(key) for key in sorted(fields) if key.startswith("speculative")
+    }
+    return {
+        "name": info.label,
+        "url": info.url,
+        "version": fields.get("version"),
+        "model_path": fields.get("model_path"),
+        "attestation": info.exact or None,
+        "speculative": speculative,
+        "fields": fields,
+        "launch_command": _launch(client, launch),
+        "notes": list(info.notes),
+    }
+
+
+def _launch(client: Client, launch: Any) -> str | None:
+    if isinstance(launch, list):
+        launch = shlex.join(str(word) for word in launch)
+    if not isinstance(launch, str):
+        return None
+    return clean(client.scrub(scrub_text(launch)), 4000)
+
+
+def client_facts() -> dict[str, str]:
+    """The program that measures, and the machine it runs on."""
+    return {
+        "package": f"sglang_exact {sglang_exact.__version__}",
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+
+
+def gpus() -> list[dict[str, str]]:
+    """The GPUs of this machine as the driver's tool (NVML) names them; else empty.
+
+    They are the server's only where the server runs on the same machine.
+    """
+    path = shutil.which("nvidia-smi")
+    if path is None:
+        return []
+    query = ",".join(GPU_FIELDS)
+    try:
+        done = subprocess.run(
+            [path, f"--query-gpu={query}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return parse_gpus(done.stdout) if done.returncode == 0 else []
+
+
+def parse_gpus(text: str) -> list[dict[str, str]]:
+    """Lines of the driver tool's CSV for GPU_FIELDS; others are left out."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
+    return [
+        dict(zip(GPU_FIELDS, row, strict=True))
+        for row in rows
+        if len(row) == len(GPU_FIELDS)
+    ]
+
+
+def collect(
+    servers: Sequence[dict[str, Any]], seeds: dict[str, int] | None = None
+) -> dict[str, Any]:
+    """The provenance object of a record."""
+    return {
+        "servers": list(servers),
+        "client": client_facts(),
+        "gpu": gpus(),
+        "seeds": dict(seeds or {}),
+    }

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Medians, spread, ratios, and acceptance length."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from sglang_exact.verify.model import Sample
+
+
+class Spread(NamedTuple):
+    """Of repeated measurements of one thing: all in the unit of the values."""
+
+    n: int
+    median: float
+    mean: float
+    low: float
+    high: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The spread as JSON types."""
+        return self._asdict()
+
+
+def spread(values: Iterable[float]) -> Spread | None:
+    """Median, mean, lowest and highest; None without a value."""
+    found = sorted(values)
+    if not found:
+        return None
+    middle, mean = statistics.median(found), statistics.fmean(found)
+    return Spread(len(found), middle, mean, found[0], found[-1])
+
+
+def ratio(value: float | None, base: float | None) -> float | None:
+    """`value` / `base`, None where either is missing or the base is 0."""
+    return None if value is None or not base else value / base
+
+
+class Acceptance(NamedTuple):
+    """Acceptance length: tokens per verify step, the prefill's token included.
+
+    `macro` is the mean over requests, as model cards give it; `micro` is the sum of
+    completion tokens over the sum of verify steps, which does not favour short answers.
+    """
+
+    macro: float
+    micro: float
+    requests: int
+    tokens: int
+    verify: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The acceptance as JSON types."""
+        return self._asdict()
+
+
+def acceptance(samples: Sequence[Sample]) -> Acceptance | None:
+    """Acceptance length of the answers that carry `spec_verify_ct`; None without any.
+
+    An answer of one token has no verify step and counts in neither mean.
+    """
+    pairs = [(len(s.ids), s.counters.verify) for s in samples if s.counters.verify]
+    if not pairs:
+        return None
+    tokens, steps = sum(p[0] for p in pairs), sum(p[1] or 0 for p in pairs)
+    macro = statistics.fmean(n / v for n, v in pairs if v)
+    return Acceptance(macro, tokens / steps, len(pairs), tokens, steps)
