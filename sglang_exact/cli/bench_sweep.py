@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sglang-exact bench sweep`."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sglang_exact.bench import aiperf, plotting, provenance, servers
+from sglang_exact.bench import sweep as sweeping
+from sglang_exact.bench.drive import CannotRun
+from sglang_exact.bench.run import BenchRun, Recorder, load
+from sglang_exact.bench.tables import markdown, show
+from sglang_exact.cli import bench_shared as shared
+from sglang_exact.cli.bench_shared import (
+    ApiKey,
+    Label,
+    Notes,
+    OutputFile,
+    Plain,
+    Seed,
+    Servers,
+    Timeout,
+)
+
+
+class Endpoint(StrEnum):
+    """Which of the server's OpenAI endpoints is asked."""
+
+    completions = "completions"
+    chat = "chat"
+
+
+Numbers = list[int] | None
+
+
+def sweep(
+    server: Servers = None,
+    plain: Plain = None,
+    aiperf_path: Annotated[
+        Path | None,
+        typer.Option("--aiperf", help="aiperf, or its environment; default: on PATH."),
+    ] = None,
+    lengths: Annotated[
+        str, typer.Option("--lengths", help="ISL = OSL; default 512,4096,12288,36864.")
+    ] = "",
+    requests: Annotated[
+        str, typer.Option("--requests", help="Per length; default 30,10,5,3.")
+    ] = "",
+    warmups: Annotated[
+        str, typer.Option("--warmups", help="Per length; default 2,2,1,1.")
+    ] = "",
+    endpoint: Annotated[
+        Endpoint,
+        typer.Option("--endpoint-type", help="chat compares text, not token ids."),
+    ] = Endpoint.completions,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option("--tokenizer", help="Folder or hub name; default: model path."),
+    ] = None,
+    seed: Seed = sweeping.SEED,
+    api_key: ApiKey = None,
+    request_timeout: Timeout = 1800.0,
+    label: Label = "",
+    note: Notes = None,
+    output_file: OutputFile = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Add to --output-file what it lacks, also other servers."
+        ),
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Draw into this file, .svg or .png.")
+    ] = None,
+    markdown_file: Annotated[
+        Path | None, typer.Option("--markdown", help="Write the table here.")
+    ] = None,
+) -> None:
+    """Speed over context length at ISL = OSL, through aiperf."""
+    output = shared.output_path(output_file, "sweep")
+
+    async def work() -> BenchRun:
+        program = aiperf.executable(aiperf_path)
+        await aiperf.version(program)
+        addresses = servers.parse(server or [], api_key)
+        kept = load(output) if resume and output.exists() else None
+        known = [a.name for a in addresses]
+        if kept is not None:
+            known += [row["server"] for row in kept.rows]
+        plan = sweeping.Plan(
+            sweeping.shapes(_ints(lengths), _ints(requests), _ints(warmups)),
+            program,
+            output.with_suffix(".aiperf").absolute(),
+            tokenizer,
+            endpoint.value,
+            seed,
+            servers.choose_plain(known, plain),
+        )
+        async with AsyncExitStack() as stack:
+            found = await servers.open_all(stack, addresses, timeout=request_timeout)
+            for one in found:
+                if one.name == plan.plain:
+                    servers.check_plain(one)
+            # Before the record is written: a load that no server can take makes none.
+            sweeping.check(plan, found)
+            run = _record(kept, plan, found, label, note or [])
+            recorder = Recorder(run, output)
+            await sweeping.measure(
+                plan,
+                found,
+                recorder,
+                key=api_key,
+                say=lambda t: typer.echo(t, err=True),
+            )
+        return run
+
+    run = shared.execute(work(), output)
+    _finish(run, output, plot, markdown_file)
+
+
+def _record(
+    kept: BenchRun | None,
+    plan: sweeping.Plan,
+    found: list[servers.Served],
+    label: str,
+    notes: list[str],
+) -> BenchRun:
+    """A new record, or the one to go on with. Raises CannotRun if that one differs."""
+    facts = provenance.collect([s.facts for s in found], {"prompts": plan.seed})
+    notes = [*notes, *servers.setup_notes(found)]
+    settings = plan.settings()
+    if kept is None:
+        return BenchRun(
+            verb="sweep",
+            label=label,
+            notes=notes,
+            command=shared.command(),
+            settings=settings,
+            provenance=facts,
+        )
+    apart = [k for k in settings if kept.settings.get(k) != settings[k]]
+    if kept.verb != "sweep" or apart:
+        raise CannotRun(
+            f"--resume: found a {kept.verb} record with other {', '.join(apart)}; "
+            "expected a sweep of the same settings; fix: name another --output-file"
+        )
+    measured = kept.provenance.get("servers", [])
+    fresh = {s["name"] for s in facts["servers"]}
+    facts["servers"] = [s for s in measured if s["name"] not in fresh] + facts[
+        "servers"
+    ]
+    kept.provenance = facts
+    kept.complete = False
+    kept.command = shared.command()
+    later = "resumed: not all servers were measured in one go, clocks may have moved"
+    kept.notes = list(dict.fromkeys([*kept.notes, *notes, later]))
+    return kept
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _ints(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError as error:
+        raise CannotRun(
+            f"found {text!r}; expected whole numbers separated by commas"
+        ) from error
+
+
+def _finish(
+    run: BenchRun, output: Path, plot: Path | None, markdown_file: Path | None
+) -> None:
+    table = sweeping.table(run)
+    show(table, shared.stdout())
+    problems = []
+    if plot is not None:
+        try:
+            sweeping.plot(run, plot)
+        except (plotting.NoPlot, OSError) as error:
+            problems.append(f"no plot: {error}")
+    if markdown_file is not None:
+        try:
+            markdown_file.write_text(markdown(table), encoding="utf-8")
+        except OSError as error:
+            problems.append(f"no Markdown: {error}")
+    typer.echo(f"record: {output}")
+    for text in problems:
+        typer.echo(text, err=True)
+    failed = any(row["failed"] for row in run.rows)
+    raise typer.Exit(shared.COULD_NOT_RUN if problems or failed else 0)
