@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The proof on one GPU: record plain decoding, stop, serve, verify."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from compose_file import flags
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "docker" / "prove.py"
+
+
+@pytest.fixture(scope="module")
+def prove() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("prove", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def stages(
+    prove: ModuleType, monkeypatch: pytest.MonkeyPatch, argv: list[str], *status: int
+) -> tuple[int, list[tuple[str, list[str], list[str]]]]:
+    """Run it with stages that end with these statuses; what each was given."""
+    given: list[tuple[str, list[str], list[str]]] = []
+    left = list(status)
+
+    def served(
+        stage: str, args: argparse.Namespace, flags: list[str], client: list[str]
+    ) -> int:
+        given.append((stage, flags, client))
+        return left.pop(0)
+
+    monkeypatch.setattr(prove, "served", served)
+    return prove.prove(prove.parse(argv)), given
+
+
+def test_plain_flags_are_the_exact_ones_without_speculation(
+    prove: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    argv = ["--out", str(tmp_path / "new"), "--", *flags("verify")]
+    status, given = stages(prove, monkeypatch, argv, 0, 1)
+    assert status == 1
+    assert [name for name, _, _ in given] == ["plain", "exact"]
+    where = ("--model-path", "--host", "--port")
+    assert given[0][1] == prove.without(flags("plain"), where)
+    assert given[1][1] == prove.without(flags("exact"), where)
+    record = str(tmp_path / "new" / "plain.jsonl")
+    assert given[0][2] == ["record", "--output-file", record]
+    assert given[1][2][:3] == ["verify", "--reference", record]
+
+
+def test_nothing_is_verified_without_a_reference(
+    prove: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    argv = ["--out", str(tmp_path), "--", *flags("verify")]
+    for failed in (1, 2, 130):
+        status, given = stages(prove, monkeypatch, argv, failed)
+        assert status == 2
+        assert len(given) == 1
+    older = tmp_path / "older.jsonl"
+    older.write_text("")
+    argv = ["--out", str(tmp_path), "--reference", str(older), *argv[2:]]
+    status, given = stages(prove, monkeypatch, argv, 0)
+    assert status == 0
+    assert given[0][2][:3] == ["verify", "--reference", str(older)]
+
+
+def test_flags_are_cut_whole(prove: ModuleType) -> None:
+    given = ["--a", "1", "--speculative-x", "2", "3", "--speculative-y=4", "--b"]
+    assert prove.without(given, ("--speculative-",)) == ["--a", "1", "--b"]
+    assert prove.without(["--port", "1", "--portable"], ("--port",)) == ["--portable"]
+    assert prove.value_of(["--x", "1", "--x=2"], "--x") == "2"
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--", "--speculative-algorithm", "NGRAM"], "found no --model-path"),
+        (["--", "--model-path", "m"], "found no --speculative-algorithm"),
+        (["--reference", "nowhere", "--", *flags("verify")], "found no file nowhere"),
+    ],
+)
+def test_what_cannot_be_proven(tmp_path: Path, argv: list[str], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--out", str(tmp_path / "out"), *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_on_the_engine(tmp_path: Path, tiny_models: Path) -> None:
+    """Both servers of the host one after the other, compared; then a server that lies.
+
+    CPU, interpreted kernels, random weights: the wiring, not the bits of a GPU.
+    """
+    prompts = tmp_path / "prompts.jsonl"
+    row: dict[str, Any] = {"input_ids": list(range(5, 13)), "max_new_tokens": 6}
+    prompts.write_text(json.dumps(row) + "\n")
+    ask = f"--prompts {prompts} --arms speculation --vocab-size 512"
+    command = [sys.executable, str(SCRIPT), "--device", "cpu", "--ask", ask]
+    served = ["--", "--model-path", str(tiny_models / "target")]
+    served += ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens=4"]
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [*command, "--out", str(out), *served],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # Random weights repeat nothing: NGRAM may have no draft to reject, and then the
+    # arm is equal but not exercised.
+    assert done.returncode in (0, 2), done.stderr
+    result = json.loads((out / "result.json").read_text())
+    (arm,) = result["arms"]
+    assert (arm["compared"], arm["equal"]) == (1, 1)
+    assert (out / "plain.log").exists() and (out / "exact.log").exists()
+    lines = (out / "plain.jsonl").read_text().splitlines()
+    for n, line in enumerate(lines):
+        found = json.loads(line)
+        if found["kind"] == "reference":
+            found["answer"]["logprobs"][2] -= 1e-6
+            lines[n] = json.dumps(found)
+    moved = tmp_path / "moved.jsonl"
+    moved.write_text("\n".join(lines) + "\n")
+    done = subprocess.run(
+        [*command, "--out", str(out), "--reference", str(moved), *served],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
