@@ -3,7 +3,8 @@
 
 Signature and source of every hook target, and of the kernels whose bits the
 overlay relies on, are compared with `pins/sglang-<version>.json`. Numerics can
-change under an unchanged signature, hence the source hash.
+change under an unchanged signature, hence the source hash. Pins of a host that was
+never run on a GPU are refused too: see docs/upgrading.md.
 """
 
 from __future__ import annotations
@@ -19,11 +20,16 @@ FIX = "pip install 'sglang==0.5.23' (the pinned release)"
 
 
 class Pins(NamedTuple):
-    """Fingerprints of one host release."""
+    """Fingerprints of one host release.
+
+    `device_run` is the folder of results that prove the release on a GPU, relative
+    to the repository; empty until there are any.
+    """
 
     version: str
     targets: dict[str, host.Fingerprint]
     stack: dict[str, str]
+    device_run: str = ""
 
 
 def pinned_versions() -> list[str]:
@@ -46,7 +52,36 @@ def load(version: str) -> Pins | None:
         name: host.Fingerprint(tuple(item["params"]), item["sha256"])
         for name, item in data["targets"].items()
     }
-    return Pins(data["version"], targets, data["stack"])
+    return Pins(data["version"], targets, data["stack"], data.get("device_run", ""))
+
+
+def not_supported() -> dict[str, str]:
+    """Releases that were tried and are not supported: version -> why."""
+    file = resources.files("sglang_exact.pins") / "not_supported.json"
+    found: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def version_reasons(version: str) -> list[Reason]:
+    """Reasons to refuse a host release for its version alone."""
+    proven = [name for name in pinned_versions() if _device_run(name)]
+    expected = f"a pinned release: {', '.join(proven)}"
+    why = not_supported().get(version)
+    if why is not None:
+        return [
+            Reason(f"SGLang {version}, which is not supported: {why}", expected, FIX)
+        ]
+    if version not in pinned_versions():
+        return [Reason(f"SGLang {version}, which has no pins", expected, FIX)]
+    if version not in proven:
+        found = f"SGLang {version}, which has pins and no run on a GPU"
+        return [Reason(found, expected, FIX)]
+    return []
+
+
+def _device_run(version: str) -> str:
+    pins = load(version)
+    return pins.device_run if pins else ""
 
 
 def target_reasons(pins: Pins, names: list[str]) -> list[Reason]:
@@ -91,15 +126,10 @@ def reasons(names: list[str]) -> list[Reason]:
             Reason("no SGLang installed", f"one of {', '.join(pinned_versions())}", FIX)
         ]
     pins = load(version)
+    found = version_reasons(version)
     if pins is None:
-        return [
-            Reason(
-                f"SGLang {version}",
-                f"a pinned release: {', '.join(pinned_versions())}",
-                FIX,
-            )
-        ]
-    return target_reasons(pins, names)
+        return found
+    return found + target_reasons(pins, names)
 
 
 def stack_notes() -> list[Reason]:

@@ -59,12 +59,14 @@ def root() -> Path | None:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def module_file(target: str) -> tuple[Path, list[str]]:
+def module_file(target: str, base: Path | None = None) -> tuple[Path, list[str]]:
     """Split a dotted path into its source file and the names inside it.
 
-    Raises TargetMissing when no file on disk matches.
+    `base` is the host package's folder, the installed one if None. Raises
+    TargetMissing when no file on disk matches.
     """
-    base = root()
+    if base is None:
+        base = root()
     parts = target.split(".")
     if base is None or parts[0] != "sglang":
         raise TargetMissing(f"{target}: the host package is not installed")
@@ -107,9 +109,9 @@ def _definition(body: list[ast.stmt], name: str) -> ast.AST | None:
     return found or assigned
 
 
-def definition(target: str) -> ast.AST:
+def definition(target: str, base: Path | None = None) -> ast.AST:
     """The AST node that defines a dotted path; raises TargetMissing."""
-    file, names = module_file(target)
+    file, names = module_file(target, base)
     node: ast.AST = _tree(file)
     for name in names:
         found = _definition(getattr(node, "body", []), name)
@@ -146,12 +148,28 @@ def _canonical(node: object) -> object:
     return repr(node)
 
 
-def fingerprint(target: str) -> Fingerprint:
+def source_lines(target: str, base: Path | None = None) -> list[str]:
+    """The lines of text that define a target, decorators included.
+
+    Raises TargetMissing as `fingerprint` does.
+    """
+    node = definition(target, base)
+    file, _ = module_file(target, base)
+    lines = file.read_text(encoding="utf-8").splitlines()
+    first = getattr(node, "lineno", 1)
+    for decorator in getattr(node, "decorator_list", []):
+        first = min(first, decorator.lineno)
+    last = getattr(node, "end_lineno", None) or len(lines)
+    return lines[first - 1 : last]
+
+
+def fingerprint(target: str, base: Path | None = None) -> Fingerprint:
     """Parameters and canonical source hash of a host target.
 
-    Raises TargetMissing when the installed host lacks it.
+    `base` is the host package's folder, the installed one if None. Raises
+    TargetMissing when that host lacks the target.
     """
-    node = definition(target)
+    node = definition(target, base)
     params: tuple[str, ...] = ()
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         a = node.args

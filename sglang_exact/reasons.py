@@ -6,7 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-HEADLINE = "sglang_exact cannot run this setup:"
+GUIDE = "docs/troubleshooting.md"
+"""Where every message of this package is explained, in the repository."""
+
+HEADLINE = f"sglang_exact cannot run this setup (see {GUIDE}):"
 
 
 class Reason(NamedTuple):

@@ -3,9 +3,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from sglang_exact import compat, hooks, host
+from sglang_exact import compat, hooks, host, launch_server
+from sglang_exact.cli import doctor
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.host
@@ -27,8 +33,52 @@ def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "version", lambda name: "0.5.24")
     monkeypatch.setattr(host, "root", lambda: "here")
     (reason,) = compat.reasons(hooks.pinned_names())
-    assert reason.found == "SGLang 0.5.24"
+    assert reason.found == "SGLang 0.5.24, which has no pins"
     assert "0.5.23" in reason.expected
+
+
+def test_a_release_that_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.5.22 is refused in so many words, whatever pins there might be."""
+    monkeypatch.setattr(host, "version", lambda name: "0.5.22")
+    monkeypatch.setattr(host, "root", lambda: "here")
+    (reason,) = compat.reasons(hooks.pinned_names())
+    assert reason.found.startswith("SGLang 0.5.22, which is not supported: it lacks")
+    assert "docs/upgrading.md" in reason.found
+    assert reason.expected == "a pinned release: 0.5.23"
+    assert "sglang==0.5.23" in reason.fix
+    (check,) = doctor.host_checks()
+    assert check.status == doctor.FAIL
+    assert "SGLang 0.5.22, which is not supported" in check.found
+    launcher = launch_server.prepare({}, launch_server.split_flags([])[0])
+    assert reason in launcher
+
+
+def test_pins_without_a_device_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pins are no support: a release counts once a run on a GPU has proven it."""
+    load = compat.load
+    pins = load("0.5.23")
+    assert pins is not None and pins.device_run
+    monkeypatch.setattr(host, "version", lambda name: "0.5.23")
+    assert compat.version_reasons("0.5.23") == []
+    monkeypatch.setattr(compat, "load", lambda version: pins._replace(device_run=""))
+    (reason,) = compat.version_reasons("0.5.23")
+    assert reason.found == "SGLang 0.5.23, which has pins and no run on a GPU"
+
+
+def test_the_device_run_is_there() -> None:
+    """Results in the repository prove each pinned release, on that release."""
+    for version in compat.pinned_versions():
+        pins = compat.load(version)
+        if pins is None or not pins.device_run:
+            continue
+        records = [
+            json.loads(path.read_text())
+            for path in (ROOT / pins.device_run).glob("*.json")
+        ]
+        assert any(
+            found.get("versions", {}).get("sglang") == version and found.get("rows")
+            for found in records
+        )
 
 
 def test_no_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,19 @@ def test_missing_target(write: Callable[[str], None], name: str) -> None:
         host.fingerprint(name)
 
 
+def test_another_tree(write: Callable[[str], None], tmp_path: Path) -> None:
+    """A host that is not installed is read from its folder."""
+    other = tmp_path / "other" / "sglang"
+    (other / "part").mkdir(parents=True)
+    (other / "part" / "code.py").write_text("@f\ndef plain(a):\n    return a\n")
+    name = "sglang.part.code.plain"
+    assert host.fingerprint(name, other).params == ("a",)
+    assert host.fingerprint(name).params == ("a", "b", "*args", "c", "**rest")
+    assert host.source_lines(name, other) == ["@f", "def plain(a):", "    return a"]
+    with pytest.raises(host.TargetMissing):
+        host.fingerprint("sglang.part.code.Runner", other)
+
+
 def test_no_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "root", lambda: None)
     with pytest.raises(host.TargetMissing, match="not installed"):

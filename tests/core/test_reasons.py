@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
-from sglang_exact.reasons import HEADLINE, Reason, Refused, message
+from pathlib import Path
+
+from sglang_exact.reasons import GUIDE, HEADLINE, Reason, Refused, message
+
+ROOT = Path(__file__).resolve().parents[2]
 
 A = Reason("x=1", "x=2", "set x to 2")
 B = Reason("y", "z", "use z")
@@ -23,3 +27,8 @@ def test_refused_is_what_the_host_reports() -> None:
     assert isinstance(refused, ValueError)
     assert refused.reasons == [A, B]
     assert str(refused) == message([A, B])
+
+
+def test_the_headline_names_the_guide() -> None:
+    assert GUIDE in HEADLINE
+    assert (ROOT / GUIDE).is_file()
