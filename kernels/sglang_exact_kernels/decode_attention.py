@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 
-from sglang_exact_kernels import arch
+from sglang_exact_kernels import arch, checks
+from sglang_exact_kernels.decode_attention_kernels import attend_kernel, combine_kernel
 
 __all__ = ["decode_attention", "max_splits", "scratch_shapes"]
 
@@ -93,293 +93,6 @@ def scratch_shapes(
     return (*rows, v_head_dim), (*rows, 2)
 
 
-@triton.jit
-def _splits_of(
-    length,
-    END_0: tl.constexpr,
-    KEYS_0: tl.constexpr,
-    END_1: tl.constexpr,
-    KEYS_1: tl.constexpr,
-    KEYS_2: tl.constexpr,
-):
-    """`max_splits` on the device; any shape of int32."""
-    N_0: tl.constexpr = END_0 // KEYS_0
-    N_1: tl.constexpr = N_0 + (END_1 - END_0) // KEYS_1
-    n = (length + (KEYS_0 - 1)) // KEYS_0
-    n = tl.where(length > END_0, N_0 + (length - END_0 + (KEYS_1 - 1)) // KEYS_1, n)
-    return tl.where(length > END_1, N_1 + (length - END_1 + (KEYS_2 - 1)) // KEYS_2, n)
-
-
-@triton.jit
-def _split_start(
-    s,
-    END_0: tl.constexpr,
-    KEYS_0: tl.constexpr,
-    END_1: tl.constexpr,
-    KEYS_1: tl.constexpr,
-    KEYS_2: tl.constexpr,
-):
-    """First key of split `s`."""
-    N_0: tl.constexpr = END_0 // KEYS_0
-    N_1: tl.constexpr = N_0 + (END_1 - END_0) // KEYS_1
-    first = tl.where(s > N_0, END_0 + (s - N_0) * KEYS_1, s * KEYS_0)
-    return tl.where(s > N_1, END_1 + (s - N_1) * KEYS_2, first)
-
-
-@triton.jit
-def _attend_split(
-    q_tile,
-    limit,
-    begin,
-    prefix,
-    block_limit,
-    first,
-    last,
-    k_head,
-    v_head,
-    kv_indices,
-    block_loc,
-    stride_k_slot,
-    stride_v_slot,
-    qk_scale,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-):
-    """Running maximum (of raw scores), sum and accumulator over keys first .. last."""
-    offs_d = tl.arange(0, BLOCK_D)
-    offs_dv = tl.arange(0, BLOCK_DV)
-    row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-    row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_DV], dtype=tl.float32)
-    for n in range(first, last, BLOCK_N):
-        offs_n = n + tl.arange(0, BLOCK_N)
-        in_prefix = offs_n < prefix
-        in_block = offs_n < block_limit
-        slot = tl.load(kv_indices + begin + offs_n, mask=in_prefix, other=0)
-        slot += tl.load(
-            block_loc + (offs_n - prefix), mask=in_block & (offs_n >= prefix), other=0
-        )
-        slot = slot.to(tl.int64)
-        k = tl.load(
-            k_head + slot[:, None] * stride_k_slot + offs_d[None, :],
-            mask=in_block[:, None] & (offs_d < D)[None, :],
-            other=0.0,
-        )
-        v = tl.load(
-            v_head + slot[:, None] * stride_v_slot + offs_dv[None, :],
-            mask=in_block[:, None] & (offs_dv < DV)[None, :],
-            other=0.0,
-        )
-        qk = tl.dot(q_tile, tl.trans(k))
-        qk = tl.where(offs_n[None, :] < limit[:, None], qk, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(qk, 1))
-        # A row without a key so far has maximum -inf; 0 keeps it free of NaN.
-        base = tl.where(new_max == float("-inf"), 0.0, new_max)
-        rescale = tl.exp2((row_max - base) * qk_scale)
-        # Explicit fma: nothing left for the compiler to contract.
-        shift = 0.0 - base * qk_scale
-        p = tl.exp2(tl.fma(qk, qk_scale, shift[:, None]))
-        row_sum = tl.fma(row_sum, rescale, tl.sum(p, 1))
-        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None])
-        row_max = new_max
-    return row_max, row_sum, acc
-
-
-# Not specialised: what differs between plain and speculative servers (or between eager
-# and captured steps: slots may come as a slice), so that all of them run one binary.
-@triton.jit(
-    do_not_specialize=["bs", "T", "tail", "stride_stat_row", "stride_stat_head"],
-    do_not_specialize_on_alignment=["kv_indptr", "kv_indices", "out_cache_loc"],
-)
-def _attend_kernel(
-    q,  # [bs * T, HKV * GROUP, D]
-    k_buffer,  # [slots, HKV, D]
-    v_buffer,  # [slots, HKV, DV]
-    kv_indptr,  # [bs + 1] int32
-    kv_indices,  # [kv_indptr[bs]]
-    out_cache_loc,  # [bs * T], read if tail
-    part_acc,  # [rows, heads, splits, DV] fp32
-    part_stat,  # [rows, heads, splits, 2] fp32: maximum, sum
-    qk_scale,
-    bs,
-    T,
-    tail,
-    stride_q_row,
-    stride_q_head,
-    stride_k_slot,
-    stride_k_head,
-    stride_v_slot,
-    stride_v_head,
-    stride_acc_row,
-    stride_acc_head,
-    stride_stat_row,
-    stride_stat_head,
-    HKV: tl.constexpr,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    MAX_BS: tl.constexpr,
-    END_0: tl.constexpr,
-    KEYS_0: tl.constexpr,
-    END_1: tl.constexpr,
-    KEYS_1: tl.constexpr,
-    KEYS_2: tl.constexpr,
-):
-    offs_r = tl.arange(0, MAX_BS)
-    live = offs_r < bs
-    begins = tl.load(kv_indptr + offs_r, mask=live, other=0)
-    lengths = tl.load(kv_indptr + offs_r + 1, mask=live, other=0) - begins
-    lengths += tl.where(live, tail, 0)
-    counts = _splits_of(lengths, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
-    ends = tl.cumsum(counts, 0)
-    chunks = tl.cdiv(T * GROUP, BLOCK_M)
-    lanes = HKV * chunks
-    total = tl.sum(counts, 0)
-
-    for item in range(tl.program_id(0), total * lanes, tl.num_programs(0)):
-        # Last splits first: they are the long ones.
-        work = total - 1 - item // lanes
-        r = tl.sum((ends <= work).to(tl.int32), 0)
-        s = work - tl.sum(tl.where(offs_r < r, counts, 0), 0)
-        kv_head = (item % lanes) // chunks
-        chunk = item % chunks
-
-        begin = tl.load(kv_indptr + r)
-        prefix = tl.load(kv_indptr + r + 1) - begin
-        offs_m = chunk * BLOCK_M + tl.arange(0, BLOCK_M)
-        position = offs_m // GROUP
-        valid = position < T
-        head = kv_head * GROUP + offs_m % GROUP
-        limit = tl.where(valid, prefix + tl.minimum(position + 1, tail), 0)
-        last_position = tl.minimum(T, (chunk * BLOCK_M + BLOCK_M - 1) // GROUP + 1)
-        block_limit = prefix + tl.minimum(last_position, tail)
-        first = _split_start(s, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
-        last = _split_start(s + 1, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
-
-        row = (r * T + position).to(tl.int64)
-        offs_d = tl.arange(0, BLOCK_D)
-        q_tile = tl.load(
-            q
-            + row[:, None] * stride_q_row
-            + head[:, None] * stride_q_head
-            + offs_d[None, :],
-            mask=valid[:, None] & (offs_d < D)[None, :],
-            other=0.0,
-        )
-        row_max, row_sum, acc = _attend_split(
-            q_tile,
-            limit,
-            begin.to(tl.int64),
-            prefix,
-            block_limit,
-            first,
-            tl.minimum(last, block_limit),
-            k_buffer + kv_head.to(tl.int64) * stride_k_head,
-            v_buffer + kv_head.to(tl.int64) * stride_v_head,
-            kv_indices,
-            out_cache_loc + r.to(tl.int64) * T,
-            stride_k_slot,
-            stride_v_slot,
-            qk_scale,
-            D,
-            DV,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_D,
-            BLOCK_DV,
-        )
-        used = valid & (limit > first)
-        offs_dv = tl.arange(0, BLOCK_DV)
-        p_acc = part_acc + row * stride_acc_row + head * stride_acc_head + s * DV
-        tl.store(
-            p_acc[:, None] + offs_dv[None, :],
-            acc,
-            mask=used[:, None] & (offs_dv < DV)[None, :],
-        )
-        p_stat = part_stat + row * stride_stat_row + head * stride_stat_head + s * 2
-        tl.store(p_stat, row_max, mask=used)
-        tl.store(p_stat + 1, row_sum, mask=used)
-
-
-@triton.jit(
-    do_not_specialize=["T", "tail", "stride_stat_row", "stride_stat_head"],
-    do_not_specialize_on_alignment=["kv_indptr"],
-)
-def _combine_kernel(
-    part_acc,  # [rows, heads, splits, DV] fp32
-    part_stat,  # [rows, heads, splits, 2] fp32
-    kv_indptr,  # [bs + 1] int32
-    out,  # [rows, heads, DV]
-    qk_scale,
-    T,
-    tail,
-    stride_acc_row,
-    stride_acc_head,
-    stride_stat_row,
-    stride_stat_head,
-    stride_out_row,
-    stride_out_head,
-    DV: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    END_0: tl.constexpr,
-    KEYS_0: tl.constexpr,
-    END_1: tl.constexpr,
-    KEYS_1: tl.constexpr,
-    KEYS_2: tl.constexpr,
-):
-    row = tl.program_id(0)
-    head = tl.program_id(1)
-    r = row // T
-    length = tl.load(kv_indptr + r + 1) - tl.load(kv_indptr + r)
-    length += tl.minimum(row % T + 1, tail)
-    count = _splits_of(length, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
-
-    p_stat = part_stat + row.to(tl.int64) * stride_stat_row + head * stride_stat_head
-    p_acc = part_acc + row.to(tl.int64) * stride_acc_row + head * stride_acc_head
-    offs_s = tl.arange(0, BLOCK_S)
-    offs_dv = tl.program_id(2) * BLOCK_DV + tl.arange(0, BLOCK_DV)
-
-    top = tl.full([BLOCK_S], float("-inf"), dtype=tl.float32)
-    for s in range(0, count, BLOCK_S):
-        splits = s + offs_s
-        top = tl.maximum(
-            top, tl.load(p_stat + splits * 2, mask=splits < count, other=float("-inf"))
-        )
-    row_max = tl.max(top, 0)
-
-    total = 0.0
-    acc = tl.zeros([BLOCK_DV], dtype=tl.float32)
-    for s in range(0, count, BLOCK_S):
-        splits = s + offs_s
-        real = splits < count
-        maxima = tl.load(p_stat + splits * 2, mask=real, other=float("-inf"))
-        sums = tl.load(p_stat + splits * 2 + 1, mask=real, other=0.0)
-        part = tl.load(
-            p_acc + splits[:, None] * DV + offs_dv[None, :],
-            mask=real[:, None] & (offs_dv < DV)[None, :],
-            other=0.0,
-        )
-        weight = tl.exp2((maxima - row_max) * qk_scale)
-        total += tl.sum(weight * sums, 0)
-        acc += tl.sum(weight[:, None] * part, 0)
-    # A row without keys (padding) gives zeros.
-    value = acc / tl.where(count > 0, total, 1.0)
-    tl.store(
-        out + row.to(tl.int64) * stride_out_row + head * stride_out_head + offs_dv,
-        value.to(out.dtype.element_ty),
-        mask=offs_dv < DV,
-    )
-
-
 class _Call(NamedTuple):
     q: torch.Tensor
     k_buffer: torch.Tensor
@@ -392,28 +105,12 @@ class _Call(NamedTuple):
     part_stat: torch.Tensor
 
 
+_INDICES = ("kv_indptr", "kv_indices", "out_cache_loc")
+
+
 def _layout_reasons(call: _Call) -> list[str]:
     """Dtypes, dimensions, strides, alignment; shapes are `_shape_reasons`'s."""
-    reasons = []
-    for name, t in call._asdict().items():
-        if t is None:
-            continue
-        index = name in ("kv_indptr", "kv_indices", "out_cache_loc")
-        if t.stride(-1) != 1 or (t.data_ptr() % 16 and not index):
-            reasons.append(
-                f"{name}: found last stride {t.stride(-1)} and base {t.data_ptr():#x}, "
-                "expected unit stride and 16-byte alignment"
-            )
-    dtypes = {str(t.dtype) for t in (call.q, call.k_buffer, call.v_buffer, call.out)}
-    if len(dtypes) != 1 or call.q.dtype not in (torch.bfloat16, torch.float16):
-        reasons.append(
-            f"q, k_buffer, v_buffer, out: found {sorted(dtypes)}, expected all "
-            "torch.bfloat16 or all torch.float16 (quantised caches are not covered)"
-        )
     expected = [
-        ("q dims", call.q.ndim, 3),
-        ("k_buffer dims", call.k_buffer.ndim, 3),
-        ("v_buffer dims", call.v_buffer.ndim, 3),
         ("part_acc dims", call.part_acc.ndim, 4),
         ("part_acc contiguous", call.part_acc.is_contiguous(), True),
         ("part_stat contiguous", call.part_stat.is_contiguous(), True),
@@ -424,11 +121,8 @@ def _layout_reasons(call: _Call) -> list[str]:
     ]
     if call.out_cache_loc is not None:
         expected.append(("out_cache_loc dtype", call.out_cache_loc.dtype, torch.int64))
-    reasons += [f"{n}: found {f}, expected {e}" for n, f, e in expected if f != e]
-    devices = {str(t.device) for t in call if t is not None}
-    if len(devices) != 1:
-        reasons.append(f"found tensors on {sorted(devices)}, expected one device")
-    return reasons
+    layout = checks.attention_layout_reasons(call._asdict(), _INDICES)
+    return layout + checks.mismatches(expected)
 
 
 def _shape_reasons(call: _Call, T: int, max_context_len: int) -> list[str]:
@@ -446,7 +140,7 @@ def _shape_reasons(call: _Call, T: int, max_context_len: int) -> list[str]:
         ("part_acc heads, dim", call.part_acc.shape[1::2], (q_heads, v_dim)),
         ("part_stat shape", call.part_stat.shape, (*call.part_acc.shape[:3], 2)),
     ]
-    reasons = [f"{n}: found {f}, expected {e}" for n, f, e in expected if f != e]
+    reasons = checks.mismatches(expected)
     if call.part_acc.shape[0] < rows or call.part_acc.shape[2] < splits:
         reasons.append(
             f"part_acc: found room for {call.part_acc.shape[0]} rows of "
@@ -535,7 +229,7 @@ def _launch_attend(call: _Call, T: int, sm_scale: float) -> None:
     kv_heads, dim = call.k_buffer.shape[1:]
     v_dim = call.v_buffer.shape[2]
     programs = arch.multiprocessors(call.q.device) * tile.programs_per_sm
-    _attend_kernel[(programs,)](
+    attend_kernel[(programs,)](
         call.q,
         call.k_buffer,
         call.v_buffer,
@@ -571,7 +265,7 @@ def _launch_attend(call: _Call, T: int, sm_scale: float) -> None:
 def _launch_combine(call: _Call, T: int, sm_scale: float) -> None:
     rows, q_heads, v_dim = call.out.shape
     block_dv = min(_COMBINE_BLOCK_D, triton.next_power_of_2(v_dim))
-    _combine_kernel[(rows, q_heads, triton.cdiv(v_dim, block_dv))](
+    combine_kernel[(rows, q_heads, triton.cdiv(v_dim, block_dv))](
         call.part_acc,
         call.part_stat,
         call.kv_indptr,

@@ -20,7 +20,9 @@ from sglang_exact_kernels import arch
 __all__ = [
     "BLOCK_M",
     "SHAPES_27B",
+    "SHAPES_27B_TP2",
     "SHAPES_DRAFT",
+    "SHAPES_DRAFT_TP2",
     "Tile",
     "prefers_deep_gemm",
     "small_m_tile",
@@ -48,6 +50,26 @@ SHAPES_DRAFT = (
     (5120, 25600),  # fc over five captured hidden states
 )
 """(N, K) of the DFLASH draft's linear layers at one rank."""
+
+SHAPES_27B_TP2 = (
+    (8192, 5120),  # GDN q, k, v, z
+    (48, 5120),  # GDN a, b
+    (5120, 3072),  # GDN and attention output, summed over ranks
+    (7168, 5120),  # attention q with gate, k, v
+    (17408, 5120),  # gate and up
+    (5120, 8704),  # down, summed over ranks
+    (124160, 5120),  # lm_head
+)
+"""(N, K) of one of two ranks: columns, or rows of the summed ones, are halved."""
+
+SHAPES_DRAFT_TP2 = (
+    (3072, 5120),  # q, k, v
+    (5120, 2048),  # attention output, summed over ranks
+    (17408, 5120),  # gate and up
+    (5120, 8704),  # down, summed over ranks
+    (5120, 25600),  # fc, whole on each rank
+)
+"""(N, K) of the DFLASH draft's linear layers at one of two ranks."""
 
 
 class Tile(NamedTuple):
@@ -103,9 +125,16 @@ def _swept(
     swap_ab: bool = False,
     pdl: bool = False,
 ) -> Tile:
-    """A tile that won the sweep named by `_SWEEP`."""
+    """A tile that won a sweep; `_sourced` says which."""
     numbers = (block_n, block_k, num_warps, num_stages, swap_ab, pdl)
-    return Tile(*numbers, measured=True, source=_SWEEP)
+    return Tile(*numbers, measured=True)
+
+
+def _sourced(
+    table: dict[tuple[int, int], Tile | None], source: str
+) -> dict[tuple[int, int], Tile | None]:
+    """The table with the name of its sweep in every tile."""
+    return {s: t and t._replace(source=source) for s, t in table.items()}
 
 
 # sweep: begin (written by scripts/sweep_small_m.py --write-tiles)
@@ -124,15 +153,34 @@ _SWEPT_90: dict[tuple[int, int], Tile | None] = {
 }
 # sweep: end
 
-_TABLES: dict[int, dict[tuple[int, int], Tile | None]] = {90: _SWEPT_90, 120: {}}
-"""None: DeepGEMM was faster there, by more than 3 % (results/kernels)."""
+# sweep tp2: begin (written by scripts/sweep_small_m.py --tp 2 --write-tiles)
+_SWEEP_TP2 = "not measured"
+_SWEPT_90_TP2: dict[tuple[int, int], Tile | None] = {
+    (8192, 5120): None,
+    (48, 5120): None,
+    (5120, 3072): None,
+    (7168, 5120): None,
+    (17408, 5120): None,
+    (5120, 8704): None,
+    (124160, 5120): None,
+    (3072, 5120): None,
+    (5120, 2048): None,
+}
+# sweep tp2: end
+
+_TABLES: dict[int, dict[tuple[int, int], Tile | None]] = {
+    90: _sourced(_SWEPT_90, _SWEEP) | _sourced(_SWEPT_90_TP2, _SWEEP_TP2),
+    120: {},
+}
+"""None: DeepGEMM was faster there, by more than 3 % (results/kernels), or no sweep has
+been run; on sm120 no shape has been swept and all take the rule."""
 
 SMEM_LIMIT = {90: 227 * 1024, 120: 99 * 1024}
 """Shared memory one block may use in bytes (CUDA programming guide, 9.0 and 12.0)."""
 
 
 def prefers_deep_gemm(n: int, k: int, device: torch.device) -> bool:
-    """Whether a sweep on such a device found DeepGEMM faster than every tile."""
+    """Whether W[n, k] is left to DeepGEMM, which is faster there or was not beaten."""
     table = arch.pick(_TABLES, device)
     return (n, k) in table and table[n, k] is None
 

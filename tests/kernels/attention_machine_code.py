@@ -29,7 +29,7 @@ def attend(capability: int, shape: str) -> Any:
     kv_heads, group, dim = SHAPES[shape]
     tile = attention._TILES[capability]
     return aot.compile_kernel(
-        attention._attend_kernel,
+        attention.attend_kernel,
         {
             **dict.fromkeys(("q", "k_buffer", "v_buffer"), "*bf16"),
             "kv_indptr": "*i32",

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Triton kernels of `decode_attention`, which states their contract."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["attend_kernel", "combine_kernel"]
+
+
+@triton.jit
+def _splits_of(
+    length,
+    END_0: tl.constexpr,
+    KEYS_0: tl.constexpr,
+    END_1: tl.constexpr,
+    KEYS_1: tl.constexpr,
+    KEYS_2: tl.constexpr,
+):
+    """`decode_attention.max_splits` on the device; any shape of int32."""
+    N_0: tl.constexpr = END_0 // KEYS_0
+    N_1: tl.constexpr = N_0 + (END_1 - END_0) // KEYS_1
+    n = (length + (KEYS_0 - 1)) // KEYS_0
+    n = tl.where(length > END_0, N_0 + (length - END_0 + (KEYS_1 - 1)) // KEYS_1, n)
+    return tl.where(length > END_1, N_1 + (length - END_1 + (KEYS_2 - 1)) // KEYS_2, n)
+
+
+@triton.jit
+def _split_start(
+    s,
+    END_0: tl.constexpr,
+    KEYS_0: tl.constexpr,
+    END_1: tl.constexpr,
+    KEYS_1: tl.constexpr,
+    KEYS_2: tl.constexpr,
+):
+    """First key of split `s`."""
+    N_0: tl.constexpr = END_0 // KEYS_0
+    N_1: tl.constexpr = N_0 + (END_1 - END_0) // KEYS_1
+    first = tl.where(s > N_0, END_0 + (s - N_0) * KEYS_1, s * KEYS_0)
+    return tl.where(s > N_1, END_1 + (s - N_1) * KEYS_2, first)
+
+
+@triton.jit
+def _attend_split(
+    q_tile,
+    limit,
+    begin,
+    prefix,
+    block_limit,
+    first,
+    last,
+    k_head,
+    v_head,
+    kv_indices,
+    block_loc,
+    stride_k_slot,
+    stride_v_slot,
+    qk_scale,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """Running maximum (of raw scores), sum and accumulator over keys first .. last."""
+    offs_d = tl.arange(0, BLOCK_D)
+    offs_dv = tl.arange(0, BLOCK_DV)
+    row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], dtype=tl.float32)
+    for n in range(first, last, BLOCK_N):
+        offs_n = n + tl.arange(0, BLOCK_N)
+        in_prefix = offs_n < prefix
+        in_block = offs_n < block_limit
+        slot = tl.load(kv_indices + begin + offs_n, mask=in_prefix, other=0)
+        slot += tl.load(
+            block_loc + (offs_n - prefix), mask=in_block & (offs_n >= prefix), other=0
+        )
+        slot = slot.to(tl.int64)
+        k = tl.load(
+            k_head + slot[:, None] * stride_k_slot + offs_d[None, :],
+            mask=in_block[:, None] & (offs_d < D)[None, :],
+            other=0.0,
+        )
+        v = tl.load(
+            v_head + slot[:, None] * stride_v_slot + offs_dv[None, :],
+            mask=in_block[:, None] & (offs_dv < DV)[None, :],
+            other=0.0,
+        )
+        qk = tl.dot(q_tile, tl.trans(k))
+        qk = tl.where(offs_n[None, :] < limit[:, None], qk, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(qk, 1))
+        # A row without a key so far has maximum -inf; 0 keeps it free of NaN.
+        base = tl.where(new_max == float("-inf"), 0.0, new_max)
+        rescale = tl.exp2((row_max - base) * qk_scale)
+        # Explicit fma: nothing left for the compiler to contract.
+        shift = 0.0 - base * qk_scale
+        p = tl.exp2(tl.fma(qk, qk_scale, shift[:, None]))
+        row_sum = tl.fma(row_sum, rescale, tl.sum(p, 1))
+        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None])
+        row_max = new_max
+    return row_max, row_sum, acc
+
+
+# Not specialised: what differs between plain and speculative servers (or between eager
+# and captured steps: slots may come as a slice), so that all of them run one binary.
+@triton.jit(
+    do_not_specialize=["bs", "T", "tail", "stride_stat_row", "stride_stat_head"],
+    do_not_specialize_on_alignment=["kv_indptr", "kv_indices", "out_cache_loc"],
+)
+def attend_kernel(
+    q,  # [bs * T, HKV * GROUP, D]
+    k_buffer,  # [slots, HKV, D]
+    v_buffer,  # [slots, HKV, DV]
+    kv_indptr,  # [bs + 1] int32
+    kv_indices,  # [kv_indptr[bs]]
+    out_cache_loc,  # [bs * T], read if tail
+    part_acc,  # [rows, heads, splits, DV] fp32
+    part_stat,  # [rows, heads, splits, 2] fp32: maximum, sum
+    qk_scale,
+    bs,
+    T,
+    tail,
+    stride_q_row,
+    stride_q_head,
+    stride_k_slot,
+    stride_k_head,
+    stride_v_slot,
+    stride_v_head,
+    stride_acc_row,
+    stride_acc_head,
+    stride_stat_row,
+    stride_stat_head,
+    HKV: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    MAX_BS: tl.constexpr,
+    END_0: tl.constexpr,
+    KEYS_0: tl.constexpr,
+    END_1: tl.constexpr,
+    KEYS_1: tl.constexpr,
+    KEYS_2: tl.constexpr,
+):
+    offs_r = tl.arange(0, MAX_BS)
+    live = offs_r < bs
+    begins = tl.load(kv_indptr + offs_r, mask=live, other=0)
+    lengths = tl.load(kv_indptr + offs_r + 1, mask=live, other=0) - begins
+    lengths += tl.where(live, tail, 0)
+    counts = _splits_of(lengths, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
+    ends = tl.cumsum(counts, 0)
+    chunks = tl.cdiv(T * GROUP, BLOCK_M)
+    lanes = HKV * chunks
+    total = tl.sum(counts, 0)
+
+    for item in range(tl.program_id(0), total * lanes, tl.num_programs(0)):
+        # Last splits first: they are the long ones.
+        work = total - 1 - item // lanes
+        r = tl.sum((ends <= work).to(tl.int32), 0)
+        s = work - tl.sum(tl.where(offs_r < r, counts, 0), 0)
+        kv_head = (item % lanes) // chunks
+        chunk = item % chunks
+
+        begin = tl.load(kv_indptr + r)
+        prefix = tl.load(kv_indptr + r + 1) - begin
+        offs_m = chunk * BLOCK_M + tl.arange(0, BLOCK_M)
+        position = offs_m // GROUP
+        valid = position < T
+        head = kv_head * GROUP + offs_m % GROUP
+        limit = tl.where(valid, prefix + tl.minimum(position + 1, tail), 0)
+        last_position = tl.minimum(T, (chunk * BLOCK_M + BLOCK_M - 1) // GROUP + 1)
+        block_limit = prefix + tl.minimum(last_position, tail)
+        first = _split_start(s, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
+        last = _split_start(s + 1, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
+
+        row = (r * T + position).to(tl.int64)
+        offs_d = tl.arange(0, BLOCK_D)
+        q_tile = tl.load(
+            q
+            + row[:, None] * stride_q_row
+            + head[:, None] * stride_q_head
+            + offs_d[None, :],
+            mask=valid[:, None] & (offs_d < D)[None, :],
+            other=0.0,
+        )
+        row_max, row_sum, acc = _attend_split(
+            q_tile,
+            limit,
+            begin.to(tl.int64),
+            prefix,
+            block_limit,
+            first,
+            tl.minimum(last, block_limit),
+            k_buffer + kv_head.to(tl.int64) * stride_k_head,
+            v_buffer + kv_head.to(tl.int64) * stride_v_head,
+            kv_indices,
+            out_cache_loc + r.to(tl.int64) * T,
+            stride_k_slot,
+            stride_v_slot,
+            qk_scale,
+            D,
+            DV,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_D,
+            BLOCK_DV,
+        )
+        used = valid & (limit > first)
+        offs_dv = tl.arange(0, BLOCK_DV)
+        p_acc = part_acc + row * stride_acc_row + head * stride_acc_head + s * DV
+        tl.store(
+            p_acc[:, None] + offs_dv[None, :],
+            acc,
+            mask=used[:, None] & (offs_dv < DV)[None, :],
+        )
+        p_stat = part_stat + row * stride_stat_row + head * stride_stat_head + s * 2
+        tl.store(p_stat, row_max, mask=used)
+        tl.store(p_stat + 1, row_sum, mask=used)
+
+
+@triton.jit(
+    do_not_specialize=["T", "tail", "stride_stat_row", "stride_stat_head"],
+    do_not_specialize_on_alignment=["kv_indptr"],
+)
+def combine_kernel(
+    part_acc,  # [rows, heads, splits, DV] fp32
+    part_stat,  # [rows, heads, splits, 2] fp32
+    kv_indptr,  # [bs + 1] int32
+    out,  # [rows, heads, DV]
+    qk_scale,
+    T,
+    tail,
+    stride_acc_row,
+    stride_acc_head,
+    stride_stat_row,
+    stride_stat_head,
+    stride_out_row,
+    stride_out_head,
+    DV: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    END_0: tl.constexpr,
+    KEYS_0: tl.constexpr,
+    END_1: tl.constexpr,
+    KEYS_1: tl.constexpr,
+    KEYS_2: tl.constexpr,
+):
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    r = row // T
+    length = tl.load(kv_indptr + r + 1) - tl.load(kv_indptr + r)
+    length += tl.minimum(row % T + 1, tail)
+    count = _splits_of(length, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
+
+    p_stat = part_stat + row.to(tl.int64) * stride_stat_row + head * stride_stat_head
+    p_acc = part_acc + row.to(tl.int64) * stride_acc_row + head * stride_acc_head
+    offs_s = tl.arange(0, BLOCK_S)
+    offs_dv = tl.program_id(2) * BLOCK_DV + tl.arange(0, BLOCK_DV)
+
+    top = tl.full([BLOCK_S], float("-inf"), dtype=tl.float32)
+    for s in range(0, count, BLOCK_S):
+        splits = s + offs_s
+        top = tl.maximum(
+            top, tl.load(p_stat + splits * 2, mask=splits < count, other=float("-inf"))
+        )
+    row_max = tl.max(top, 0)
+
+    total = 0.0
+    acc = tl.zeros([BLOCK_DV], dtype=tl.float32)
+    for s in range(0, count, BLOCK_S):
+        splits = s + offs_s
+        real = splits < count
+        maxima = tl.load(p_stat + splits * 2, mask=real, other=float("-inf"))
+        sums = tl.load(p_stat + splits * 2 + 1, mask=real, other=0.0)
+        part = tl.load(
+            p_acc + splits[:, None] * DV + offs_dv[None, :],
+            mask=real[:, None] & (offs_dv < DV)[None, :],
+            other=0.0,
+        )
+        weight = tl.exp2((maxima - row_max) * qk_scale)
+        total += tl.sum(weight * sums, 0)
+        acc += tl.sum(weight[:, None] * part, 0)
+    # A row without keys (padding) gives zeros.
+    value = acc / tl.where(count > 0, total, 1.0)
+    tl.store(
+        out + row.to(tl.int64) * stride_out_row + head * stride_out_head + offs_dv,
+        value.to(out.dtype.element_ty),
+        mask=offs_dv < DV,
+    )
