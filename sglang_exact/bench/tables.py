@@ -59,7 +59,7 @@ def show(table: TableData, console: Console) -> None:
     shown = Table(box=None, pad_edge=False)
     for place, name in enumerate(table.columns):
         justify = "left" if place < table.numbers else "right"
-        shown.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        shown.add_column(name, justify=justify, no_wrap=not place)  # type: ignore[arg-type]
     for row in table.rows:
         shown.add_row(*(Text(cell) for cell in row))
     console.print(shown)

@@ -10,21 +10,23 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
 
-from sglang_exact.bench import provenance
+from sglang_exact.bench import provenance, tables
 from sglang_exact.bench.drive import CannotRun
-from sglang_exact.bench.run import RunError, now
+from sglang_exact.bench.run import RunError, now, write_atomic
+from sglang_exact.bench.tables import TableData
 from sglang_exact.verify.client import Failed
 from sglang_exact.verify.console import Bar
 
 COULD_NOT_RUN = 2
 INTERRUPTED = 130
+PIPED_WIDTH = 200
 T = TypeVar("T")
 
 Servers = Annotated[
@@ -58,8 +60,7 @@ Seed = Annotated[int, typer.Option("--seed", help="Seed of generated prompts.")]
 
 def command() -> list[str]:
     """The command line as it may be written down."""
-    words = [Path(sys.argv[0]).name if sys.argv else "", *sys.argv[1:]]
-    return provenance.scrub_words(words)
+    return provenance.scrub_words(["sglang-exact", *sys.argv[1:]])
 
 
 def output_path(path: Path | None, verb: str, suffix: str = ".json") -> Path:
@@ -76,14 +77,60 @@ def cannot(text: str) -> NoReturn:
     raise typer.Exit(COULD_NOT_RUN)
 
 
+def names(text: str) -> list[str]:
+    """Names separated by commas, each once."""
+    return list(dict.fromkeys(n.strip() for n in text.split(",") if n.strip()))
+
+
+def numbers(text: str, option: str) -> list[int]:
+    """Positive integers separated by commas, ranges as 1-15.
+
+    Raises CannotRun for anything else.
+    """
+    found: list[int] = []
+    for part in names(text):
+        low, dash, high = part.partition("-")
+        if not (low.isdecimal() and (high.isdecimal() if dash else True)):
+            raise CannotRun(f"found {option} {text!r}; expected numbers such as 1,8,32")
+        found += range(int(low), int(high if dash else low) + 1)
+    if not found or min(found) < 1:
+        raise CannotRun(f"found {option} {text!r}; expected positive numbers")
+    return list(dict.fromkeys(found))
+
+
 def bar(total: int) -> Bar:
     """Progress on stderr over `total` units of work."""
     return Bar(Console(stderr=True), total)
 
 
 def stdout() -> Console:
-    """Where tables go: lines are never cut, so that they can be piped."""
-    return Console(highlight=False, soft_wrap=True)
+    """Where tables go; wide where no terminal sets the width."""
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = max(console.width, PIPED_WIDTH)
+    return console
+
+
+def show(shown: Sequence[TableData], path: Path, markdown: Path | None = None) -> None:
+    """Print tables and where the record is; write them as Markdown if asked to."""
+    console = stdout()
+    for table in shown:
+        tables.show(table, console)
+        console.print()
+    typer.echo(f"record: {path}")
+    if markdown is not None:
+        text = "\n".join(tables.markdown(table) for table in shown)
+        write_atomic(markdown, text.encode())
+        typer.echo(f"tables: {markdown}")
+
+
+def leave(problems: Sequence[str], path: Path) -> None:
+    """Exit status 2 if something was not measured, with what and why."""
+    for text in problems:
+        typer.echo(f"not measured: {text}", err=True)
+    if problems:
+        typer.echo(f"what was measured is in {path}", err=True)
+        raise typer.Exit(COULD_NOT_RUN)
 
 
 async def _stoppable(work: Coroutine[Any, Any, T]) -> T:

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speed-up and acceptance length on the usual data sets, with exactness.
+
+The protocol is that of the public reference script of the DFlash drafters
+(github.com/z-lab/dflash, dflash/benchmark.py): prompts in order, first turn only,
+greedy, one flush, the first `concurrency` prompts as warm-up, then the timed ones;
+tok/s is completion tokens over wall time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from sglang_exact.bench import servers as serving
+from sglang_exact.bench import stats
+from sglang_exact.bench.datasets import Dataset
+from sglang_exact.bench.drive import (
+    IDS_ONLY,
+    WITH_LOGPROBS,
+    Answer,
+    CannotRun,
+    Load,
+    Request,
+    drive,
+)
+from sglang_exact.bench.exactness import Tally
+from sglang_exact.bench.run import Recorder
+from sglang_exact.bench.servers import Served
+from sglang_exact.verify.model import Sample
+
+
+class Display(Protocol):
+    """Progress; `verify.console.Bar` is one."""
+
+    def begin(self, name: str, tokens: int) -> None:
+        """A part begins."""
+
+    def advance(self, tokens: int) -> None:
+        """So many tokens are done."""
+
+    def say(self, text: str) -> None:
+        """One line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to ask.
+
+    `thinking` is the chat template's switch, None for the template's own choice.
+    """
+
+    datasets: Sequence[Dataset]
+    concurrency: Sequence[int] = (1, 8, 32)
+    num_prompts: int = 128
+    max_new_tokens: int = 2048
+    thinking: bool | None = False
+    logprobs: bool = False
+    ignore_eos: bool = False
+
+    def settings(self) -> dict[str, Any]:
+        """What a record keeps of the plan."""
+        return {
+            "datasets": [d.to_json() for d in self.datasets],
+            "concurrency": list(self.concurrency),
+            "num_prompts": self.num_prompts,
+            "max_new_tokens": self.max_new_tokens,
+            "enable_thinking": self.thinking,
+            "logprobs": self.logprobs,
+            "ignore_eos": self.ignore_eos,
+            "temperature": 0,
+            "warm_up": "the first `concurrency` prompts, not timed",
+        }
+
+    def tokens(self, servers: int) -> int:
+        """At most so many tokens will be generated."""
+        asked = sum(self.num_prompts + c for c in self.concurrency)
+        return asked * len(self.datasets) * servers * self.max_new_tokens
+
+
+@dataclass(slots=True)
+class _Book:
+    """The plain answers of one data set, by request."""
+
+    answers: dict[str, Sample] = field(default_factory=dict)
+    tok_s: dict[int, float | None] = field(default_factory=dict)
+
+
+def check(servers: Sequence[Served], plain: str | None, plan: Plan) -> None:
+    """Raise CannotRun with everything that will not work, before anything is asked."""
+    problems = []
+    for served in servers:
+        texts = [d.name for d in plan.datasets if not d.by_ids]
+        if served.by_ids and texts:
+            problems.append(
+                f"server {served.name}: found --skip-tokenizer-init and prompts as "
+                f"text ({', '.join(texts)}); expected rows with input_ids; fix: serve "
+                "with a tokenizer, or give --dataset-path NAME=FILE with input_ids"
+            )
+    if problems:
+        raise CannotRun("; ".join(problems))
+    for served in servers:
+        if served.name == plain:
+            serving.check_plain(served)
+
+
+async def measure(
+    servers: Sequence[Served],
+    plain: str | None,
+    plan: Plan,
+    recorder: Recorder,
+    display: Display,
+) -> list[str]:
+    """Ask everything; rows go to the record one by one.
+
+    Returns what went wrong on the way. Raises CannotRun where nothing more can be
+    measured.
+    """
+    check(servers, plain, plan)
+    # The plain server first: speed-up and exactness are against it.
+    ordered = sorted(servers, key=lambda s: s.name != plain)
+    total, problems = Tally(), []
+    for dataset in plan.datasets:
+        book = _Book()
+        for concurrency in plan.concurrency:
+            for served in ordered:
+                unit = _Unit(served, served.name == plain, dataset, concurrency, plan)
+                tally, failed = await unit.run(book, recorder, display)
+                if not unit.is_plain:
+                    total.merge(tally)
+                problems += failed
+    recorder.run.exactness = total.to_json()
+    return problems
+
+
+@dataclass(slots=True)
+class _Unit:
+    """One data set at one concurrency on one server."""
+
+    served: Served
+    is_plain: bool
+    dataset: Dataset
+    concurrency: int
+    plan: Plan
+
+    @property
+    def name(self) -> str:
+        return f"{self.dataset.title}, {self.concurrency} in flight, {self.served.name}"
+
+    def _requests(self) -> list[Request]:
+        asked = self.dataset.take(self.plan.num_prompts + self.concurrency)
+        return [
+            replace(
+                request,
+                max_new_tokens=self.plan.max_new_tokens,
+                ignore_eos=self.plan.ignore_eos,
+                thinking=self.plan.thinking,
+            )
+            for request in asked
+        ]
+
+    async def run(
+        self, book: _Book, recorder: Recorder, display: Display
+    ) -> tuple[Tally, list[str]]:
+        """Warm up, measure, append a row; an interrupted one says so."""
+        requests, plan = self._requests(), self.plan
+        display.begin(self.name, len(requests) * plan.max_new_tokens)
+        manner = WITH_LOGPROBS if plan.logprobs else IDS_ONLY
+
+        def advance(answer: Answer) -> None:
+            display.advance(plan.max_new_tokens)
+
+        flushed = await serving.flush(self.served)
+        warm = requests[: self.concurrency]
+        load = await drive(
+            self.served.client, warm, self.concurrency, manner=manner, done=advance
+        )
+        serving.needs_counters(self.served, [s.counters.verify for s in load.samples])
+        answers: list[Answer] = []
+
+        def keep(answer: Answer) -> None:
+            answers.append(answer)
+            advance(answer)
+
+        began = time.monotonic()
+        try:
+            load = await drive(
+                self.served.client,
+                requests[self.concurrency :],
+                self.concurrency,
+                manner=manner,
+                done=keep,
+            )
+        except (asyncio.CancelledError, CannotRun):
+            cut = Load(tuple(answers), time.monotonic() - began)
+            if cut.samples:
+                row, _ = self._row(cut, book, flushed)
+                recorder.add({**row, "partial": True})
+            raise
+        row, tally = self._row(load, book, flushed)
+        recorder.add(row)
+        failed = [f"{self.name}: {text}" for text in load.errors]
+        return tally, failed
+
+    def _row(
+        self, load: Load, book: _Book, flushed: str | None
+    ) -> tuple[dict[str, Any], Tally]:
+        tally = Tally()
+        for answer in load.answers:
+            if answer.sample is None:
+                continue
+            tally.add(answer.request, answer.sample, book.answers.get(answer.request))
+        if self.is_plain:
+            book.tok_s[self.concurrency] = load.tok_s
+            book.answers |= {a.request: a.sample for a in load.answers if a.sample}
+        accepted = stats.acceptance(load.samples)
+        latency = stats.spread(s.latency_s for s in load.samples)
+        row = {
+            "dataset": self.dataset.name,
+            "title": self.dataset.title,
+            "concurrency": self.concurrency,
+            "server": self.served.name,
+            "plain": self.is_plain,
+            "draft_tokens": self.served.draft_tokens,
+            "requests": len(load.answers),
+            "failed": len(load.answers) - len(load.samples),
+            "errors": load.errors[:5],
+            "output_tokens": load.tokens,
+            "wall_s": load.wall_s,
+            "tok_s": load.tok_s,
+            "speed_up": None
+            if self.is_plain
+            else stats.ratio(load.tok_s, book.tok_s.get(self.concurrency)),
+            "latency_s": latency.to_json() if latency else None,
+            "acceptance": accepted.to_json() if accepted else None,
+            "exactness": tally.to_json(),
+            "cache_flushed": flushed is None,
+            "cache_flush_error": flushed,
+            "partial": False,
+        }
+        return row, tally

