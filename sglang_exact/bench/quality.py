@@ -1,0 +1,451 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same problems on several servers, graded, problem by problem.
+
+An exact server gives the same ids and so the same grades; the table shows both, since
+equal scores alone say little: two servers may be wrong about different problems.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+
+from sglang_exact.bench import datasets, servers
+from sglang_exact.bench.datasets import DataError
+from sglang_exact.bench.drive import (
+    IDS_ONLY,
+    Answer,
+    BenchClient,
+    CannotRun,
+    Request,
+    _choice,
+    drive,
+)
+from sglang_exact.bench.exactness import Tally, show
+from sglang_exact.bench.grading import CORRECT, NOT_GRADED, Grader
+from sglang_exact.bench.run import BenchRun, Recorder, save
+from sglang_exact.bench.servers import Served
+from sglang_exact.bench.tables import TableData, number
+from sglang_exact.verify.client import Failed, Lost, _named, _read
+from sglang_exact.verify.model import Manner, Sample
+from sglang_exact.verify.wire import BadAnswer, load_json, parse_answer
+
+DEFAULT_SET = "math500"
+DEFAULT_COUNT = 100
+INSTRUCTION = (
+    "\nPlease reason step by step, and put your final answer within \\boxed{}."
+)
+"""As in the public reference script of the DFlash drafters for MATH-500."""
+TAIL = 400
+"""Characters of an answer that the record keeps; the whole is beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem: what is asked, the right answer as LaTeX, its subject."""
+
+    request: Request
+    answer: str
+    subject: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemSet:
+    """The problems of one run and where they are from."""
+
+    name: str
+    source: str
+    sha256: str
+    rows: int
+    problems: tuple[Problem, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """What a record keeps of the set."""
+        return {
+            "name": self.name,
+            "source": self.source,
+            "sha256": self.sha256,
+            "rows": self.rows,
+            "used": len(self.problems),
+        }
+
+
+def load(path: Path | None, count: int | None, *, hub: bool = True) -> ProblemSet:
+    """The first `count` problems of a JSONL file, or of MATH-500 on the hub.
+
+    A row has `answer` and one of `problem`, `question`, `messages`, `text` (sent as it
+    is, without a chat template) and `input_ids`; `subject` and `unique_id` if it likes.
+
+    Raises DataError with every bad row.
+    """
+    if path is not None:
+        name, source = path.stem, path.name
+        try:
+            raw = path.expanduser().read_bytes()
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    else:
+        name, source = DEFAULT_SET, f"hub {datasets.KNOWN[DEFAULT_SET].hub.repo} test"
+        raw = _from_hub(hub)
+    problems, wrong = [], []
+    lines = [line for line in raw.splitlines() if line.strip()]
+    for number_, line in enumerate(lines[:count], 1):
+        try:
+            problems.append(_problem(name, number_, orjson.loads(line)))
+        except ValueError as error:
+            wrong.append(f"line {number_}: {error}")
+    if not lines:
+        wrong.append("found no rows")
+    if wrong:
+        more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise DataError(f"{source}: {'; '.join(wrong[:5])}{more}")
+    digest = hashlib.sha256(raw).hexdigest()
+    return ProblemSet(name, source, digest, len(lines), tuple(problems))
+
+
+def _from_hub(hub: bool) -> bytes:
+    fix = "give --dataset-path FILE with problem and answer in each line"
+    if not hub:
+        raise DataError(f"MATH-500: no package ships it, the hub was not asked; {fix}")
+    try:
+        return datasets._from_hub(datasets.KNOWN[DEFAULT_SET].hub)
+    except DataError as error:
+        raise DataError(
+            f"MATH-500: no package ships it, {error}; fix: {fix}"
+        ) from error
+
+
+def _problem(name: str, place: int, row: Any) -> Problem:
+    if not isinstance(row, dict):
+        raise ValueError("found no object")
+    answer = row.get("answer")
+    if type(answer) in (int, float):
+        answer = str(answer)
+    if not isinstance(answer, str) or not answer.strip():
+        raise ValueError("found no answer, expected the right one as text")
+    subject = row.get("subject", row.get("type", "all"))
+    known = row.get("unique_id")
+    key = known if isinstance(known, str) else f"{name}-{place:04d}"
+    return Problem(_request(key, row), answer, str(subject))
+
+
+def _request(key: str, row: Mapping[str, Any]) -> Request:
+    for field in ("problem", "question"):
+        if isinstance(row.get(field), str):
+            message = {"role": "user", "content": row[field] + INSTRUCTION}
+            return Request(key, 1, messages=(message,))
+    return datasets._request(key, None, row)
+
+
+class Writer(BenchClient):
+    """The client, which also keeps the text of every answer, by request."""
+
+    texts: dict[str, str]
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.texts = {}
+
+    async def _post(
+        self, request: Request, manner: Manner
+    ) -> tuple[Sample, list[tuple[int, float]]]:
+        chat = request.messages is not None
+        try:
+            async with self._open().post(
+                self._base + ("/v1/chat/completions" if chat else "/generate"),
+                data=orjson.dumps(request.body(manner)),
+                headers={"Content-Type": "application/json"},
+            ) as response:
+                await self._check_status(response)
+                body = load_json(await _read(response))
+            sample = parse_answer(_choice(body) if chat else body, logprobs=False)
+            self.texts[request.id] = _text(body, chat)
+            return sample, []
+        except BadAnswer as error:
+            raise Failed(self.scrub(str(error))) from error
+        except TimeoutError as error:
+            raise Failed(f"no complete answer within {self._timeout:g} s") from error
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+            raise Lost(self.scrub(_named(error))) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Failed(self.scrub(_named(error))) from error
+
+
+def _text(body: Any, chat: bool) -> str:
+    if not chat:
+        found = body.get("text")
+        return found if isinstance(found, str) else ""
+    message = body["choices"][0].get("message")
+    found = message.get("content") if isinstance(message, dict) else None
+    return found if isinstance(found, str) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to ask, how long answers may be, how many at once."""
+
+    problems: ProblemSet
+    max_new_tokens: int = 4096
+    concurrency: int = 8
+    thinking: bool | None = False
+    plain: str | None = None
+
+    def settings(self, grader: str) -> dict[str, Any]:
+        """What decides whether two runs may be compared."""
+        return {
+            "dataset": self.problems.to_json(),
+            "max_new_tokens": self.max_new_tokens,
+            "concurrency": self.concurrency,
+            "enable_thinking": self.thinking,
+            "temperature": 0,
+            "math_verify": grader,
+            "plain": self.plain,
+        }
+
+    def requests(self) -> list[Request]:
+        """The requests, in the order of the set."""
+        return [
+            replace(
+                p.request, max_new_tokens=self.max_new_tokens, thinking=self.thinking
+            )
+            for p in self.problems.problems
+        ]
+
+
+def check(plan: Plan, found: Sequence[Served]) -> None:
+    """Raise CannotRun with every server that cannot be asked."""
+    problems = [
+        f"server {one.name}: found --skip-tokenizer-init, expected a tokenizer: grading "
+        "needs text; fix: serve without that flag"
+        for one in found
+        if one.by_ids
+    ]
+    if problems:
+        raise CannotRun("; ".join(problems))
+
+
+async def measure(
+    plan: Plan,
+    found: Sequence[Served],
+    recorder: Recorder,
+    grader: Grader,
+    answers: Path,
+    *,
+    begin: Callable[[str], None] = lambda text: None,
+    done: Callable[[], None] = lambda: None,
+) -> None:
+    """Ask every server every problem, then grade; rows are kept as they come.
+
+    `answers` gets every whole answer as a JSON line. Raises CannotRun where a server
+    stops answering.
+    """
+    check(plan, found)
+    plain: dict[str, Sample] = {}
+    total = Tally()
+    for served in sorted(found, key=lambda one: one.name != plan.plain):
+        begin(served.name)
+        await servers.flush(served)
+        rows = await _ask(plan, served, plain, total, recorder, answers, done)
+        await _grade(plan, served, rows, grader)
+        save(recorder.run, recorder.path)
+        recorder.note(_cut_note(served.name, rows))
+    recorder.finish(total.to_json())
+
+
+def _cut_note(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    cut = sum(str(row["finish"]).startswith("length") for row in rows)
+    return f"{name}: {cut} of {len(rows)} answers end at max_new_tokens"
+
+
+async def _ask(
+    plan: Plan,
+    served: Served,
+    plain: dict[str, Sample],
+    total: Tally,
+    recorder: Recorder,
+    answers: Path,
+    done: Callable[[], None],
+) -> list[dict[str, Any]]:
+    """One row per problem, not graded yet."""
+    if not isinstance(served.client, Writer):
+        raise RuntimeError("found a client that keeps no text, expected a Writer")
+    writer = served.client
+    known = {p.request.id: p for p in plan.problems.problems}
+    is_plain = served.name == plan.plain
+    rows: list[dict[str, Any]] = []
+
+    def keep(answer: Answer) -> None:
+        equal = None
+        if answer.sample is not None and is_plain:
+            plain[answer.request] = answer.sample
+        elif answer.sample is not None:
+            reference = plain.get(answer.request)
+            equal = total.add(answer.request, answer.sample, reference)
+        text = writer.texts.get(answer.request, "")
+        row = _row(served.name, known[answer.request], answer, text, equal)
+        row["plain"] = is_plain
+        rows.append(row)
+        line = {"server": served.name, "problem": answer.request, "text": text}
+        with answers.open("ab") as file:
+            file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        recorder.add(row)
+        done()
+
+    await drive(writer, plan.requests(), plan.concurrency, manner=IDS_ONLY, done=keep)
+    return rows
+
+
+def _row(
+    server: str, problem: Problem, answer: Answer, text: str, equal: bool | None
+) -> dict[str, Any]:
+    sample = answer.sample
+    return {
+        "server": server,
+        "problem": answer.request,
+        "subject": problem.subject,
+        "answer": problem.answer,
+        "state": NOT_GRADED,
+        "found": "",
+        "why": answer.error,
+        "ids_equal": equal,
+        "tokens": len(sample.ids) if sample else None,
+        "finish": sample.finish if sample else "failed",
+        "tail": text[-TAIL:],
+    }
+
+
+async def _grade(
+    plan: Plan, served: Served, rows: Sequence[dict[str, Any]], grader: Grader
+) -> None:
+    """Fill in the grades. The grader is a process; waiting for it blocks no server."""
+    texts = served.client.texts if isinstance(served.client, Writer) else {}
+    for row in rows:
+        if row["finish"] == "failed":
+            continue
+        text = texts.get(row["problem"], "")
+        grade = await asyncio.to_thread(grader.grade, row["answer"], text)
+        row |= {"state": grade.state, "found": grade.found, "why": grade.why}
+
+
+def by_subject(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Correct answers of each server by subject, "all" last."""
+    names = list(dict.fromkeys(row["server"] for row in rows))
+    subjects = sorted({row["subject"] for row in rows} - {"all"})
+    found = []
+    for subject in [*subjects, "all"]:
+        chosen = [r for r in rows if subject in ("all", r["subject"])]
+        found.append(
+            {
+                "subject": subject,
+                "problems": len({row["problem"] for row in chosen}),
+                "correct": {
+                    name: sum(
+                        r["state"] == CORRECT for r in chosen if r["server"] == name
+                    )
+                    for name in names
+                },
+            }
+        )
+    return found
+
+
+def differences(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every problem that two servers do not share the grade of, against the plain (or
+    the first) server."""
+    base = next((r["server"] for r in rows if r.get("plain")), None)
+    base = base or next((r["server"] for r in rows), None)
+    known = {r["problem"]: r for r in rows if r["server"] == base}
+    found = []
+    for row in rows:
+        other = known.get(row["problem"])
+        if row["server"] == base or other is None or other["state"] == row["state"]:
+            continue
+        found.append(
+            {
+                "problem": row["problem"],
+                "subject": row["subject"],
+                "answer": row["answer"],
+                "server": row["server"],
+                "found": row["found"],
+                "state": row["state"],
+                "base": base,
+                "base_found": other["found"],
+                "base_state": other["state"],
+                "ids_equal": row["ids_equal"],
+            }
+        )
+    return found
+
+
+def tables(run: BenchRun) -> list[TableData]:
+    """Scores by subject, and the problems that servers differ in."""
+    rows = run.rows
+    names = list(dict.fromkeys(row["server"] for row in rows))
+    scores = TableData(
+        "quality: correct answers by subject",
+        ("subject", "problems", *names, *(f"{n} - {names[0]}" for n in names[1:])),
+    )
+    for line in by_subject(rows):
+        right = line["correct"]
+        gaps = [f"{right[n] - right[names[0]]:+d}" for n in names[1:]]
+        shown = [f"{right[n]} ({_percent(right[n], line['problems'])})" for n in names]
+        scores.rows.append((line["subject"], str(line["problems"]), *shown, *gaps))
+    apart = differences(rows)
+    scores.below.extend(_below(run, names, apart))
+    return [scores, _apart_table(apart)] if apart else [scores]
+
+
+def _percent(count: int, of: int) -> str:
+    return number(100 * count / of if of else None, 0, " %")
+
+
+def _below(
+    run: BenchRun, names: Sequence[str], apart: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    lines = []
+    for name in names:
+        own = [r for r in run.rows if r["server"] == name]
+        open_ = sum(r["state"] == NOT_GRADED for r in own)
+        if open_:
+            lines.append(f"{name}: {open_} of {len(own)} answers not graded")
+    for name in names[1:]:
+        mine = [d for d in apart if d["server"] == name]
+        won = sum(d["state"] == CORRECT for d in mine)
+        lost = sum(d["base_state"] == CORRECT for d in mine)
+        lines.append(
+            f"{name} against {names[0]}: grades differ in {len(mine)} problems, "
+            f"{won} gained, {lost} lost"
+        )
+    data = run.settings.get("dataset", {})
+    lines += [
+        f"answers against plain: {show(run.exactness)}",
+        f"{data.get('source')}: first {data.get('used')} of {data.get('rows')} rows, "
+        f"sha256 {str(data.get('sha256'))[:16]}; math-verify "
+        f"{run.settings.get('math_verify')}",
+        *run.notes,
+    ]
+    return lines if run.complete else [*lines, "not complete"]
+
+
+def _apart_table(apart: Sequence[Mapping[str, Any]]) -> TableData:
+    columns = ("problem", "subject", "right answer", "server", "says", "instead of")
+    data = TableData("quality: problems graded differently", columns, numbers=6)
+    for row in apart:
+        data.rows.append(
+            (
+                row["problem"],
+                row["subject"],
+                row["answer"],
+                row["server"],
+                f"{row['found'] or '-'} ({row['state']})",
+                f"{row['base_found'] or '-'} ({row['base_state']}, {row['base']})",
+            )
+        )
+    return data

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sglang-exact bench memory`."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sglang_exact.bench import memory as measuring
+from sglang_exact.bench import provenance, servers
+from sglang_exact.bench.drive import CannotRun
+from sglang_exact.bench.memory import Device, NoNvml
+from sglang_exact.bench.run import BenchRun, Recorder, load
+from sglang_exact.bench.servers import Served
+from sglang_exact.bench.tables import markdown, show
+from sglang_exact.cli import bench_shared as shared
+from sglang_exact.cli.bench_shared import (
+    ApiKey,
+    Label,
+    Notes,
+    OutputFile,
+    Plain,
+    Servers,
+    Timeout,
+)
+
+
+def memory(
+    server: Servers = None,
+    plain: Plain = None,
+    gpu_index: Annotated[
+        int | None,
+        typer.Option("--gpu-index", min=0, help="The servers' GPU, if several."),
+    ] = None,
+    api_key: ApiKey = None,
+    request_timeout: Timeout = 120.0,
+    label: Label = "",
+    note: Notes = None,
+    output_file: OutputFile = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Add a server to --output-file."),
+    ] = False,
+    markdown_file: Annotated[
+        Path | None, typer.Option("--markdown", help="Write the table here.")
+    ] = None,
+) -> None:
+    """Weights, KV cache, graphs, and what a drafter takes.
+
+    On one GPU, measure one server at a time and add the other with --resume: NVML does
+    not say whose memory it is.
+    """
+    output = shared.output_path(output_file, "memory")
+
+    async def work() -> tuple[BenchRun, list[str]]:
+        addresses = servers.parse(server or [], api_key)
+        kept = load(output) if resume and output.exists() else None
+        if kept is not None and kept.verb != "memory":
+            raise CannotRun(
+                f"--resume: found a {kept.verb} record in {output}; expected memory"
+            )
+        known = [a.name for a in addresses]
+        known += [row["server"] for row in kept.rows] if kept else []
+        base = servers.choose_plain(known, plain)
+        async with AsyncExitStack() as stack:
+            found = await servers.open_all(stack, addresses, timeout=request_timeout)
+            for one in found:
+                if one.name == base:
+                    servers.check_plain(one)
+            return await _measure(
+                found, base, kept, gpu_index, label, note or [], output
+            )
+
+    run, problems = shared.execute(work(), output)
+    table = measuring.table(run)
+    show(table, shared.stdout())
+    if markdown_file is not None:
+        try:
+            markdown_file.write_text(markdown(table), encoding="utf-8")
+        except OSError as error:
+            problems.append(f"no Markdown: {error}")
+    typer.echo(f"record: {output}")
+    for text in problems:
+        typer.echo(text, err=True)
+    raise typer.Exit(shared.COULD_NOT_RUN if problems else 0)
+
+
+async def _measure(
+    found: list[Served],
+    base: str | None,
+    kept: BenchRun | None,
+    gpu_index: int | None,
+    label: str,
+    notes: list[str],
+    output: Path,
+) -> tuple[BenchRun, list[str]]:
+    gpu, why = _gpu(found, gpu_index)
+    run = kept or BenchRun(
+        verb="memory",
+        label=label,
+        command=shared.command(),
+        settings={"unit": "GiB"},
+    )
+    names = {one.name for one in found}
+    run.rows = [row for row in run.rows if row["server"] not in names]
+    run.complete = False
+    facts = provenance.collect([one.facts for one in found])
+    before = run.provenance.get("servers", [])
+    facts["servers"][:0] = [s for s in before if s["name"] not in names]
+    run.provenance = facts
+    recorder = Recorder(run, output)
+    for text in [*notes, *servers.setup_notes(found), *([why] if why else [])]:
+        recorder.note(text)
+    problems = []
+    for one in found:
+        try:
+            usage = await measuring.usage(one)
+        except CannotRun as error:
+            problems.append(str(error))
+            continue
+        recorder.add(measuring.row(one, usage, one.name == base, gpu))
+    if not problems:
+        recorder.finish()
+    return run, problems
+
+
+def _gpu(found: list[Served], index: int | None) -> tuple[Device | None, str]:
+    """The GPU, where its use is one server's alone, else why it is not known."""
+    if len(found) > 1:
+        return None, (
+            "NVML is left out: with several servers at once it does not say whose "
+            "memory it is; measure one after the other with --resume"
+        )
+    if not measuring.is_local(found[0].client.url):
+        return None, "NVML is left out: the server is on another machine"
+    try:
+        return measuring.device(index), ""
+    except NoNvml as error:
+        return None, f"NVML is left out: {error}"
