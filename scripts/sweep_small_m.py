@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check and time candidate tiles of the small-M GEMM on this machine's GPU.
 
-One run, about a minute: for every (N, K) of the 27B target and of its draft
+One run, about a minute: for every (N, K) of the 27B target and of its draft, at one
+rank or with `--tp 2` at one of two (on one GPU: ranks do not meet in a GEMM)
 
 1. bits: DeepGEMM (deterministic) row by row at M = 1..16, 17, 24 and 64, and every
    candidate tile at the same M, against DeepGEMM's rows at M = 64, as integers;
@@ -36,12 +37,20 @@ from triton.runtime.errors import OutOfResources  # noqa: E402
 from sglang_exact_kernels.small_m_gemm import small_m_gemm  # noqa: E402
 from sglang_exact_kernels.tiles import (  # noqa: E402
     SHAPES_27B,
+    SHAPES_27B_TP2,
     SHAPES_DRAFT,
+    SHAPES_DRAFT_TP2,
     SMEM_LIMIT,
     Tile,
 )
 
-SHAPES = tuple(dict.fromkeys(SHAPES_27B + SHAPES_DRAFT))
+ONE_RANK = tuple(dict.fromkeys(SHAPES_27B + SHAPES_DRAFT))
+SHAPES = {
+    1: ONE_RANK,
+    2: tuple(s for s in dict.fromkeys(SHAPES_27B_TP2 + SHAPES_DRAFT_TP2)
+             if s not in ONE_RANK),
+}  # fmt: skip
+"""(N, K) by the number of ranks; what is whole on each of two is in one rank's."""
 CHECK_M = (*range(1, 17), 17, 24, 64)
 TIME_M = (1, 8)
 L2_BYTES = 128 << 20
@@ -238,28 +247,30 @@ def table_row(shape: str, name: str | None, tiles: list[Tile]) -> str:
     return f"({n}, {k}): _swept({numbers}{flags}),"
 
 
-def write_tiles(path: Path, result: dict[str, Any], tiles: list[Tile]) -> None:
+def write_tiles(path: Path, result: dict[str, Any], tiles: list[Tile], tp: int) -> None:
     """Put the chosen rows between the markers of tiles.py.
 
     Raises RuntimeError when the markers are not there once each.
     """
     text = path.read_text()
-    begin, end = "# sweep: begin", "# sweep: end"
+    mark, suffix = ("sweep", "") if tp == 1 else (f"sweep tp{tp}", f"_TP{tp}")
+    begin, end = f"# {mark}: begin", f"# {mark}: end"
     if text.count(begin) != 1 or text.count(end) != 1:
         raise RuntimeError(f"{path}: expected one line each of {begin!r} and {end!r}")
     head, rest = text.split(begin)
     first, _, rest = rest.partition("\n")
     tail = rest.split(end)[1]
     about = result["facts"]
-    source = f"{about['gpu']}, {about['date']}, scripts/sweep_small_m.py"
+    script = "scripts/sweep_small_m.py" + (f" --tp {tp}" if tp > 1 else "")
+    source = f"{about['gpu']}, {about['date']}, {script}"
     rows = [
         f"    {table_row(shape, row['choice'], tiles)}"
         for shape, row in result["shapes"].items()
     ]
     lines = [
         f"{begin}{first}",
-        f'_SWEEP = "{source}"',
-        "_SWEPT_90: dict[tuple[int, int], Tile | None] = {",
+        f'_SWEEP{suffix} = "{source}"',
+        f"_SWEPT_90{suffix}: dict[tuple[int, int], Tile | None] = {{",
         *rows,
         "}",
         end,
@@ -267,9 +278,9 @@ def write_tiles(path: Path, result: dict[str, Any], tiles: list[Tile]) -> None:
     path.write_text(head + "\n".join(lines) + tail)
 
 
-def warm_up(slot: int, slots: int, tiles: list[Tile]) -> None:
+def warm_up(slot: int, slots: int, tp: int, tiles: list[Tile]) -> None:
     """Fill the compile caches with this worker's share."""
-    jobs = list(itertools.product((1, 64, 16, 24), SHAPES))
+    jobs = list(itertools.product((1, 64, 16, 24), SHAPES[tp]))
     for m, (n, k) in jobs[slot::slots]:
         a, w = random_inputs(n, k, 1)
         out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
@@ -280,9 +291,10 @@ def warm_up(slot: int, slots: int, tiles: list[Tile]) -> None:
     torch.cuda.synchronize()
 
 
-def start_workers(slots: int) -> None:
+def start_workers(slots: int, tp: int) -> None:
     """Compile in parallel; a worker that fails ends the run."""
-    args = [sys.executable, __file__, "--slots", str(slots), "--warm-up"]
+    args = [sys.executable, __file__, "--tp", str(tp), "--slots", str(slots)]
+    args += ["--warm-up"]
     jobs = [subprocess.Popen([*args, str(i)]) for i in range(slots)]
     failed = sum(job.wait() != 0 for job in jobs)
     if failed:
@@ -331,6 +343,7 @@ def main() -> int:
     """Run the sweep; 0 if every candidate has DeepGEMM's bits."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--output-file", type=Path, default=Path("small_m_sweep.json"))
+    parser.add_argument("--tp", type=int, default=1, choices=sorted(SHAPES))
     parser.add_argument("--slots", type=int, default=min(16, os.cpu_count() or 1))
     parser.add_argument("--warm-up", type=int, help="compile one share and leave")
     parser.add_argument("--write-tiles", action="store_true", help="edit tiles.py")
@@ -338,10 +351,10 @@ def main() -> int:
     major, minor = torch.cuda.get_device_capability()
     tiles = candidates(SMEM_LIMIT[major * 10 + minor])
     if args.warm_up is not None:
-        warm_up(args.warm_up, args.slots, tiles)
+        warm_up(args.warm_up, args.slots, args.tp, tiles)
         return 0
     begin = time.monotonic()
-    start_workers(args.slots)
+    start_workers(args.slots, args.tp)
     result: dict[str, Any] = {"facts": facts(), "shapes": {}}
     failed = {t: failure(t, 5120, 6144) for t in tiles}
     for tile, why in failed.items():
@@ -351,7 +364,7 @@ def main() -> int:
     result["left_out"] = {label(t): why for t, why in failed.items() if why}
     print(f"compiled after {time.monotonic() - begin:.0f} s", flush=True)
     wrong = 0
-    for n, k in SHAPES:
+    for n, k in SHAPES[args.tp]:
         differs = check_bits(n, k, tiles)
         wrong += len(differs.keys() - {"cublas"})
         times = time_shape(n, k, tiles)
@@ -362,13 +375,15 @@ def main() -> int:
         torch.cuda.empty_cache()
     if args.write_tiles:
         folder = ROOT / "kernels" / "sglang_exact_kernels"
-        write_tiles(folder / "tiles.py", result, tiles)
+        write_tiles(folder / "tiles.py", result, tiles, args.tp)
     print("rows for tiles.py:")
     for shape, row in result["shapes"].items():
         if row["choice"]:
             print(f"        {table_row(shape, row['choice'], tiles)}")
     controls = [s for s, r in result["shapes"].items() if "cublas" in r["differs"]]
-    print(f"control: cuBLAS differs at {len(controls)} of {len(SHAPES)} shapes")
+    print(
+        f"control: cuBLAS differs at {len(controls)} of {len(SHAPES[args.tp])} shapes"
+    )
     print(f"tiles or DeepGEMM rows that differ: {wrong} (expected 0)")
     print(f"total {time.monotonic() - begin:.0f} s -> {args.output_file}")
     return 1 if wrong or not controls else 0

@@ -7,9 +7,11 @@ The record travels over the host's init pipe to the launcher and from there into
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import sys
+from collections.abc import Iterable
 from importlib import resources
 from typing import Any
 
@@ -20,8 +22,8 @@ from sglang_exact.settings import Settings
 KEY = "sglang_exact"
 BITWISE = "bitwise"
 UNVERIFIED = "unverified"
-# Facts that legitimately differ between ranks.
-_PER_RANK = ("rank",)
+# Facts that legitimately differ between ranks, as paths into the record.
+_PER_RANK = (("rank",), ("self_test", "seconds"))
 
 
 def digest() -> str:
@@ -40,6 +42,21 @@ def digest() -> str:
     return total.hexdigest()
 
 
+def host_fingerprint(names: Iterable[str]) -> str:
+    """sha256 over signature and source of host objects, as this process finds them.
+
+    A name that the host lacks counts as missing.
+    """
+    total = hashlib.sha256()
+    for name in sorted(names):
+        try:
+            found = str(tuple(host.fingerprint(name)))
+        except host.TargetMissing:
+            found = "missing"
+        total.update(f"{name}\0{found}\0".encode())
+    return total.hexdigest()
+
+
 def numerics(settings: Settings, device: str, pinned: bool) -> str:
     """`bitwise` only where the bits were proven: pinned host, all hooks, a GPU.
 
@@ -52,10 +69,13 @@ def numerics(settings: Settings, device: str, pinned: bool) -> str:
 
 def runtime_facts(scheduler: Any) -> dict[str, Any]:
     """Facts of this rank that only the running scheduler knows."""
-    runner = scheduler.tp_worker.model_runner
+    from sglang.srt.runtime_context import get_parallel
+
+    runner, parallel = scheduler.tp_worker.model_runner, get_parallel()
     device = str(runner.device)
     facts: dict[str, Any] = {
-        "rank": int(runner.tp_rank) if hasattr(runner, "tp_rank") else 0,
+        "rank": int(parallel.tp_rank),
+        "tp_size": int(parallel.tp_size),
         "device": device,
         "context_length": int(runner.model_config.context_len),
         "dtype": str(runner.dtype).removeprefix("torch."),
@@ -74,7 +94,8 @@ def record(settings: Settings, facts: dict[str, Any]) -> dict[str, Any]:
     """The attestation of this process; JSON types only."""
     from sglang_exact import hooks, selftest
 
-    pinned = not compat.reasons(hooks.pinned_names())
+    names = hooks.pinned_names()
+    pinned = not compat.reasons(names)
     return {
         "version": __version__,
         "numerics": numerics(settings, facts["device"], pinned),
@@ -84,6 +105,7 @@ def record(settings: Settings, facts: dict[str, Any]) -> dict[str, Any]:
         ),
         "host_version": host.version("sglang"),
         "host_pinned": pinned,
+        "host_fingerprint": host_fingerprint(names),
         "hooks": [h.name for h in hooks.select(settings, hooks.SCHEDULER)],
         "digest": digest(),
         "stack": host.stack_versions(),
@@ -140,17 +162,35 @@ def rank_reasons(records: list[dict[str, Any] | None]) -> list[Reason]:
                 "errors in the log above",
             )
         ]
-    views = [
-        json.dumps({k: v for k, v in r.items() if k not in _PER_RANK}, sort_keys=True)
-        for r in records
-        if r is not None
-    ]
+    views = [_shared(record) for record in records if record is not None]
     return [
         Reason(
-            f"rank {i} attests something else than rank 0",
+            f"rank {i} attests something else than rank 0: "
+            + "; ".join(_differences(views[0], view)),
             "one version, one set of hooks, one GPU model on every rank",
-            "start all ranks from one environment",
+            "start all ranks from one environment, on equal GPUs",
         )
         for i, view in enumerate(views)
         if view != views[0]
+    ]
+
+
+def _shared(record: dict[str, Any]) -> dict[str, Any]:
+    """The record without what may differ between ranks, through JSON."""
+    view = copy.deepcopy(record)
+    for *parents, last in _PER_RANK:
+        place = view
+        for name in parents:
+            place = place.get(name) or {}
+        place.pop(last, None)
+    shared: dict[str, Any] = json.loads(json.dumps(view))
+    return shared
+
+
+def _differences(first: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """`name A, not B` for every fact in which `other` (A) is not `first` (B)."""
+    return [
+        f"{name} {other.get(name)!r}, not {first.get(name)!r}"
+        for name in sorted(first.keys() | other.keys())
+        if other.get(name) != first.get(name)
     ]

@@ -8,7 +8,7 @@ proven to give the same bits?
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sglang_exact.reasons import Reason
@@ -106,13 +106,31 @@ ALLOWED: dict[str, tuple[object, ...]] = {
     "use_ray": (False,),
     "grpc_mode": (False,),
     "nnodes": (1,),
-    "tp_size": (1,),
+    "tp_size": (1, 2),
     "pp_size": (1,),
     "dp_size": (1,),
     "ep_size": (1,),
     "dcp_size": (1,),
     "attn_cp_size": (1,),
+    "attn_dp_size": (1,),
+    "moe_dp_size": (1,),
+    "dwdp_size": (1,),
     "enable_dp_attention": (False,),
+    "enable_dp_lm_head": (False,),
+    "enable_prefill_cp": (False,),
+    "enable_cp_tp_group_sharing": (False,),
+    "enable_attn_tp_input_scattered": (False,),
+    "enable_layernorm_sp": (False,),
+    "moe_dense_tp_size": (None,),
+    # All-reduces that join the norm, or have an arithmetic of their own.
+    "flashinfer_allreduce_fusion_backend": (None,),
+    "enable_flashinfer_allreduce_fusion": (False,),
+    "enable_aiter_allreduce_fusion": (False,),
+    "enable_quant_communications": (None, False),
+    # Chosen by the size of the message, or summed in the switch.
+    "enable_mscclpp": (False,),
+    "enable_torch_symm_mem": (False,),
+    "enable_nccl_nvls": (False,),
     "enable_lora": (None, False),
     "lora_paths": (None, [], {}),
 }
@@ -124,6 +142,29 @@ ALLOWED_SPECULATIVE: dict[str, tuple[object, ...]] = {
     "speculative_accept_threshold_single": (1.0,),
     "speculative_accept_threshold_acc": (1.0,),
     "speculative_attention_mode": ("prefill",),
+}
+
+# field -> why nothing else is served, where the flag alone does not say it
+_ONE_MODEL = "the layout in which plain decode and verify were compared"
+_ONE_ADDITION = "one addition a message, which the norm does not share"
+WHY: dict[str, str] = {
+    "tp_size": (
+        "two ranks add two numbers; with more, the order of an all-reduce's sum may "
+        "change with the size of its message, so with the number of rows"
+    ),
+    "nnodes": "all ranks on one host",
+    "pp_size": _ONE_MODEL,
+    "dp_size": "one scheduler; run one server per replica",
+    "ep_size": _ONE_MODEL,
+    "attn_dp_size": "rows must not be padded to those of other requests",
+    "enable_dp_attention": "rows must not be padded to those of other requests",
+    "attn_cp_size": "keys split over ranks are summed in another order",
+    "dcp_size": "keys split over ranks are summed in another order",
+    "enable_prefill_cp": "keys split over ranks are summed in another order",
+    "flashinfer_allreduce_fusion_backend": _ONE_ADDITION,
+    "enable_mscclpp": _ONE_ADDITION,
+    "enable_torch_symm_mem": _ONE_ADDITION,
+    "enable_nccl_nvls": _ONE_ADDITION,
 }
 
 # variable -> values under which the host computes what was proven
@@ -146,6 +187,9 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
     "SGLANG_RAGGED_VERIFY_MODE": ("", "static"),
     "SGLANG_RETURN_ORIGINAL_LOGPROB": ("", "0", "false"),
     "SGLANG_RUST_SERVER": ("", "0", "false"),
+    # Tensor parallel: every rank takes rank 0's decisions; one kind of all-reduce.
+    "SGLANG_SPEC_TP_SYNC": ("", "all"),
+    "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": ("", "0", "false"),
     # Triton's code generation (triton/knobs.py): contraction, precision, other code.
     "TRITON_DEFAULT_FP_FUSION": ("", "1", "true", "on"),
     "TRITON_F32_DEFAULT": ("",),
@@ -165,7 +209,7 @@ def _argument_fix(field: str, allowed: tuple[object, ...]) -> str:
     usable = [x for x in allowed if x not in (None, False, [], {})]
     if not usable or usable == [True]:
         return f"drop {_flag(field)}"
-    return f"drop {_flag(field)} or set it to {usable[0]}"
+    return f"drop {_flag(field)} or set it to {' or '.join(map(str, usable))}"
 
 
 def _same(value: object, allowed: tuple[object, ...]) -> bool:
@@ -232,6 +276,8 @@ def argument_reasons(cfg: Any, only: set[str] | None = None) -> list[Reason]:
         found = getattr(cfg, field)
         if not _same(found, allowed):
             wanted = " or ".join(str(x) for x in allowed)
+            if field in WHY:
+                wanted += f" ({WHY[field]})"
             reasons.append(
                 Reason(
                     f"{_flag(field)} {found}",
@@ -239,7 +285,26 @@ def argument_reasons(cfg: Any, only: set[str] | None = None) -> list[Reason]:
                     _argument_fix(field, allowed),
                 )
             )
+    if only is None:
+        reasons += _all_reduce_reasons(cfg)
     return reasons
+
+
+def _all_reduce_reasons(cfg: Any) -> list[Reason]:
+    """Reasons in the resolved choice of the all-reduce of two ranks.
+
+    The host's deterministic mode turns its own kernel off (attention_hook.py:680);
+    what it leaves, NCCL's tree, was compared.
+    """
+    if cfg.tp_size == 1 or cfg.disable_custom_all_reduce:
+        return []
+    return [
+        Reason(
+            "the host's own all-reduce in use with several ranks",
+            "NCCL's, as deterministic mode has it",
+            "install the pinned release, or pass --disable-custom-all-reduce",
+        )
+    ]
 
 
 def _speculative_reasons(
@@ -346,5 +411,18 @@ def gpu_reasons(capability: tuple[int, int] | None) -> list[Reason]:
             " or ".join(GPU_ARCHS.values()),
             "use a Hopper or workstation Blackwell GPU, or the rehearsal mode for a "
             "look without one",
+        )
+    ]
+
+
+def gpu_mix_reasons(names: Sequence[str]) -> list[Reason]:
+    """Reasons in the GPUs of the ranks, by name: all must be of one model."""
+    if len(set(names)) < 2:
+        return []
+    return [
+        Reason(
+            "ranks on different GPUs: " + ", ".join(names),
+            "one GPU model on every rank",
+            "choose equal GPUs with CUDA_VISIBLE_DEVICES or --base-gpu-id",
         )
     ]

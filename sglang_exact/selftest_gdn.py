@@ -17,7 +17,7 @@ FIX = (
 
 
 class Shape(NamedTuple):
-    """GDN sizes of the model: H key heads, HV value heads, K and V head dims."""
+    """GDN sizes of one rank: H key heads, HV value heads, K and V head dims."""
 
     num_k_heads: int
     num_v_heads: int
@@ -26,11 +26,14 @@ class Shape(NamedTuple):
 
 
 def shape_of(model_runner: Any) -> Shape:
-    """The GDN shape of the served model."""
+    """The GDN shape that this rank serves."""
+    from sglang.srt.runtime_context import get_parallel
+
     config = model_runner.model_config.hf_text_config
+    ranks = int(get_parallel().attn_tp_size)
     return Shape(
-        int(config.linear_num_key_heads),
-        int(config.linear_num_value_heads),
+        int(config.linear_num_key_heads) // ranks,
+        int(config.linear_num_value_heads) // ranks,
         int(config.linear_key_head_dim),
         int(config.linear_value_head_dim),
     )
@@ -134,7 +137,7 @@ def compare(shape: Shape, bs: int, steps: int, seed: int, device: str) -> list[s
 
 
 def run(model_runner: Any) -> list[Reason]:
-    """GDN verify must equal plain decode for the served model's shape."""
+    """GDN verify must equal plain decode for the shape this rank serves."""
     from sglang.srt.runtime_context import get_spec
 
     tokens = get_spec().speculative_num_draft_tokens

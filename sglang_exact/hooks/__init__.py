@@ -22,6 +22,7 @@ from sglang_exact.hooks import (
     small_m_gemm,
     stop,
     verify_sampling,
+    vocab_parallel,
 )
 from sglang_exact.hooks.base import MAIN, SCHEDULER, Hook
 from sglang_exact.reasons import Reason
@@ -54,6 +55,7 @@ ALL: tuple[Hook, ...] = (
     *penalties.HOOKS,
     *sampling.HOOKS,
     verify_sampling.HOOK,
+    vocab_parallel.HOOK,
     *accept.HOOKS,
     *logprobs.HOOKS,
 )

@@ -6,7 +6,8 @@ Why: the host accepts arguments under which plain decode and verify differ
     knowing whether its ranks carry the overlay.
 What: before ServerArgs.resolve_once the fixed arguments are set; before
     check_server_args (all resolved, nothing spawned, no weights) the set-up is
-    checked as a whole; after the ranks report, each must have attested the same.
+    checked as a whole; after the ranks report, each must have attested the same,
+    and their number joins the attestation.
 Scope: the launching process, whatever the entry point (launch_server, `sglang
     serve`, sglang.Engine).
 Retire when: never; this is the overlay's own contract.
@@ -75,6 +76,17 @@ def _capability(device: str) -> tuple[int, int] | None:
     return major, minor
 
 
+def _gpu_names(cfg: Any) -> list[str]:
+    """Name of every rank's GPU; the host itself refuses one that is not there."""
+    import torch
+
+    if not str(cfg.device).startswith("cuda") or not torch.cuda.is_available():
+        return []
+    first, step, count = cfg.base_gpu_id, cfg.gpu_id_step, torch.cuda.device_count()
+    ranks = [first + step * rank for rank in range(cfg.tp_size)]
+    return [torch.cuda.get_device_name(i) for i in ranks if i < count]
+
+
 def check_arguments(self: Any) -> None:
     """Before ServerArgs.check_server_args: every reason at once, or silence."""
     from sglang.srt.arg_groups.overrides import model_config_of, resolved_view
@@ -88,6 +100,7 @@ def check_arguments(self: Any) -> None:
     if not config.rehearsal:
         capability = _capability(str(cfg.device))
         reasons += scope.gpu_reasons(capability)
+        reasons += scope.gpu_mix_reasons(_gpu_names(cfg))
         if capability == (12, 0):
             # DeepGEMM's sm120 kernel races without this fence.
             install = patching.find_install()
@@ -137,6 +150,8 @@ def attest_ranks(
     reasons += _effect_reasons()
     if reasons:
         raise Refused(reasons)
+    for info in result:
+        info[attestation.KEY]["ranks"] = len(result)
     return result
 
 

@@ -31,6 +31,9 @@ _FIXED = {
     # A GPU of the machine, if there is one, is none of a rehearsal's business.
     "CUDA_VISIBLE_DEVICES": "",
     "TOKENIZERS_PARALLELISM": "false",
+    # A place per rank; without it the host wants a NUMA node for each. What it
+    # binds are the threads of the compiled CPU kernels, which are not there.
+    "SGLANG_CPU_OMP_THREADS_BIND": "0|0",
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sglang_exact import attestation, compat
+from sglang_exact import attestation, compat, host
 from sglang_exact.reasons import Reason
 from sglang_exact.settings import Settings
 
@@ -26,10 +26,50 @@ def test_missing_rank(records: list[dict[str, Any] | None]) -> None:
     assert "no attestation from rank(s)" in reason.found
 
 
-@pytest.mark.parametrize("change", [{"digest": "e"}, {"hooks": []}, {"gpu": "B"}])
-def test_rank_that_differs(change: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"version": "0.0.9"}, "version"),
+        ({"digest": "e"}, "digest"),
+        ({"hooks": []}, "hooks"),
+        ({"gpu": "B"}, "gpu"),
+        ({"host_fingerprint": "e"}, "host_fingerprint"),
+        ({"small_m": 0}, "small_m"),
+        ({"self_test": {"ran": True, "seconds": 2.0, "mismatches": 1}}, "self_test"),
+    ],
+)
+def test_rank_that_differs(change: dict[str, object], name: str) -> None:
+    """One rank is enough, and the message says in what."""
     (reason,) = attestation.rank_reasons([rank(0), rank(1), rank(2, **change)])
-    assert "rank 2 attests something else" in reason.found
+    assert f"rank 2 attests something else than rank 0: {name} " in reason.found
+
+
+def test_duration_of_the_self_test_is_a_ranks_own() -> None:
+    """Two ranks never take the same time."""
+
+    def tested(number: int, seconds: float) -> dict[str, Any]:
+        return rank(number, self_test={"ran": True, "seconds": seconds})
+
+    assert attestation.rank_reasons([tested(0, 1.5), tested(1, 2.5)]) == []
+
+
+def test_host_fingerprint_follows_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another source under the same name, or a name that is gone, changes it."""
+    source = {"a": "1", "b": "2"}
+
+    def fingerprint(name: str) -> host.Fingerprint:
+        if name not in source:
+            raise host.TargetMissing(name)
+        return host.Fingerprint((), source[name])
+
+    monkeypatch.setattr(host, "fingerprint", fingerprint)
+    before = attestation.host_fingerprint(["a", "b"])
+    assert before == attestation.host_fingerprint(["b", "a"])
+    source["b"] = "3"
+    changed = attestation.host_fingerprint(["a", "b"])
+    del source["b"]
+    gone = attestation.host_fingerprint(["a", "b"])
+    assert len({before, changed, gone}) == 3
 
 
 def test_numerics() -> None:

@@ -19,6 +19,7 @@ def resolved(**changes: object) -> Any:
         "speculative_algorithm": None,
         "speculative_num_draft_tokens": None,
         "speculative_ngram_max_bfs_breadth": 1,
+        "disable_custom_all_reduce": True,
     }
     return SimpleNamespace(**(fields | changes))
 
@@ -85,8 +86,56 @@ def test_true_is_not_one() -> None:
     assert len(scope.argument_reasons(resolved(tp_size=True))) == 1
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_and_two_ranks_are_served(ranks: int) -> None:
+    """At one rank there is no all-reduce to look at."""
+    assert scope.argument_reasons(resolved(tp_size=ranks)) == []
+    own = resolved(tp_size=ranks, disable_custom_all_reduce=False)
+    assert len(scope.argument_reasons(own)) == ranks - 1
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_more_ranks_are_refused_with_the_reason(ranks: int) -> None:
+    (reason,) = scope.argument_reasons(resolved(tp_size=ranks))
+    assert reason.found == f"--tp-size {ranks}"
+    assert reason.expected.startswith("1 or 2 (two ranks add two numbers; ")
+    assert "may change with the size of its message" in reason.expected
+    assert reason.fix == "drop --tp-size or set it to 1 or 2"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pp_size": 2},
+        {"dp_size": 2},
+        {"ep_size": 2},
+        {"attn_dp_size": 2},
+        {"enable_dp_attention": True},
+        {"attn_cp_size": 2},
+        {"dcp_size": 2},
+        {"enable_prefill_cp": True},
+        {"nnodes": 2},
+        {"flashinfer_allreduce_fusion_backend": "trtllm"},
+        {"enable_mscclpp": True},
+        {"enable_torch_symm_mem": True},
+        {"enable_nccl_nvls": True},
+    ],
+)
+def test_other_layouts_and_all_reduces_are_refused(change: dict[str, object]) -> None:
+    """Each with a word on why, also beside two ranks."""
+    (reason,) = scope.argument_reasons(resolved(tp_size=2, **change))
+    (field,) = change
+    assert reason.expected.endswith(f"({scope.WHY[field]})")
+
+
+def test_ranks_on_unequal_gpus_are_refused() -> None:
+    assert scope.gpu_mix_reasons(["H", "H"]) == scope.gpu_mix_reasons([]) == []
+    (reason,) = scope.gpu_mix_reasons(["H", "B"])
+    assert reason.found == "ranks on different GPUs: H, B"
+
+
 def test_only_the_given_arguments_count_before_resolution() -> None:
-    cfg = resolved(tp_size=2, pp_size=2)
+    cfg = resolved(tp_size=4, pp_size=2)
     assert found(scope.argument_reasons(cfg, only={"pp_size"})) == ["--pp-size 2"]
 
 

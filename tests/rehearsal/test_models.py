@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -102,9 +103,44 @@ def test_dummy_weights_have_a_models_spread() -> None:
 
 
 def test_dummy_weights_refuse_quantized_models() -> None:
-    class Quantized:
+    class Quantized(torch.nn.Module):
         def state_dict(self) -> dict[str, object]:
             return {"weight": torch.zeros(4, 4).to(torch.float8_e4m3fn)}
 
     with pytest.raises(ValueError, match="found torch.float8_e4m3fn"):
         dummy_weights.replacement(Quantized())
+
+
+class RowParallelLinear(torch.nn.Linear):
+    """Stands in for the host's class of that name, which is told by its name."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        super().__init__(64, 64)
+        self.tp_group = SimpleNamespace(rank_in_group=rank, world_size=ranks)
+
+
+class TwoRanks(torch.nn.Module):
+    """One rank's part of a model: a shard, its replicated bias and a norm."""
+
+    def __init__(self, rank: int, ranks: int = 2) -> None:
+        super().__init__()
+        self.o_proj = RowParallelLinear(rank, ranks)
+        self.norm = torch.nn.LayerNorm(64)
+        self.fc = torch.nn.Linear(64, 64)
+        self.A_log = torch.nn.Parameter(torch.zeros(4))
+
+
+def test_dummy_weights_differ_between_ranks_only_where_they_are_sharded() -> None:
+    """A replicated tensor that differed would let the ranks drift apart."""
+    parts = [TwoRanks(0), TwoRanks(1)]
+    for model in parts:
+        dummy_weights.replacement(model)
+    first, second = (model.state_dict() for model in parts)
+    differing = {k for k in first if not torch.equal(first[k], second[k])}
+    assert differing == {"o_proj.weight", "A_log"}
+    alone = TwoRanks(0, ranks=1)
+    dummy_weights.replacement(alone)
+    # Half the fan-in on each rank: the sum over both keeps its spread.
+    want = alone.o_proj.weight / 2**0.5
+    assert torch.equal(first["o_proj.weight"], want)
+    assert torch.equal(first["A_log"], alone.A_log)
