@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_exact.bench import aiperf, plotting, provenance, servers
-from sglang_exact.bench.aiperf import Reply, Shape, Target
+from sglang_exact.bench import aiperf, aiperf_exports, plotting, provenance, servers
+from sglang_exact.bench.aiperf import Shape, Target
+from sglang_exact.bench.aiperf_exports import Reply, Result
 from sglang_exact.bench.drive import CannotRun
 from sglang_exact.bench.exactness import show
 from sglang_exact.bench.run import BenchRun, Recorder, now
@@ -59,7 +60,7 @@ class Plan:
     def settings(self) -> dict[str, Any]:
         """What decides whether two sweeps may be compared."""
         return {
-            "aiperf": aiperf.VERSION,
+            "aiperf": aiperf_exports.VERSION,
             "lengths": {
                 str(s.length): {"requests": s.requests, "warmups": s.warmups}
                 for s in self.shapes
@@ -177,7 +178,7 @@ async def measure(
         shutil.rmtree(folder, ignore_errors=True)
         await servers.flush(served)
         await aiperf.run(words, folder, where.tokenizer)
-        result = aiperf.read(folder)
+        result = aiperf_exports.read(folder)
         row = _row(plan, served, shape, result, words)
         row["exactness"] = _exactness(plan, served.name, shape, result.replies)
         recorder.add(row)
@@ -195,9 +196,10 @@ def _file_name(name: str) -> str:
 
 
 def _row(
-    plan: Plan, served: Served, shape: Shape, result: aiperf.Result, words: list[str]
+    plan: Plan, served: Served, shape: Shape, result: Result, words: list[str]
 ) -> dict[str, Any]:
     decode, ttft = spread(result.decode_tok_s), spread(result.ttft_ms)
+    latency = spread(result.latency_ms)
     steps, tokens = result.verify_steps, result.tokens
     return {
         "server": served.name,
@@ -209,7 +211,7 @@ def _row(
         "osl": result.osl,
         "decode_tok_s": decode.to_json() if decode else None,
         "ttft_ms": ttft.to_json() if ttft else None,
-        "latency_ms": aiperf.median(result.latency_ms),
+        "latency_ms": latency.to_json() if latency else None,
         "output_tok_s": result.output_tok_s,
         # As in the host: tokens over verify steps, the prefill's token included.
         "acceptance": tokens / steps if steps and tokens else None,
@@ -226,9 +228,9 @@ def _exactness(
     if plan.plain is None or name == plan.plain:
         return None
     folder = plan.artifacts / f"{_file_name(plan.plain)}-{shape.length}"
-    if not (folder / aiperf.RAW).is_file():
+    if not (folder / aiperf_exports.RAW).is_file():
         return None
-    return compare(aiperf.read(folder).replies, replies)
+    return compare(aiperf_exports.read(folder).replies, replies)
 
 
 def compare(plain: Sequence[Reply], other: Sequence[Reply]) -> dict[str, Any]:

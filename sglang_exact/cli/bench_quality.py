@@ -13,6 +13,7 @@ from sglang_exact.bench import provenance, servers
 from sglang_exact.bench import quality as grading
 from sglang_exact.bench.drive import CannotRun
 from sglang_exact.bench.grading import Grader, GraderMissing
+from sglang_exact.bench.quality_table import tables
 from sglang_exact.bench.run import BenchRun, Recorder
 from sglang_exact.bench.servers import Address, Served
 from sglang_exact.bench.tables import markdown, show
@@ -105,7 +106,7 @@ def quality(
         return run
 
     run = shared.execute(work(), output)
-    found = grading.tables(run)
+    found = tables(run)
     for table in found:
         show(table, shared.stdout())
     if markdown_file is not None:
@@ -125,5 +126,6 @@ async def _open(
     found = await servers.open_all(stack, addresses, timeout=timeout)
     for one, address in zip(found, addresses, strict=True):
         writer = grading.Writer(address.url, key=address.key, timeout=timeout)
-        one.client = await stack.enter_async_context(writer)
+        await stack.enter_async_context(writer)
+        one.client = writer
     return found
