@@ -2,7 +2,9 @@
 """Mixed traffic against a speculative server: every answer is the plain one.
 
 Requests of every kind arrive at random, wait for memory, are cut in chunks, are
-rejected half of the time, or are aborted. SGLANG_EXACT_TEST_SOAK=300 sets how many.
+rejected half of the time, or are aborted. SGLANG_EXACT_TEST_SOAK=300 sets how many,
+SGLANG_EXACT_TEST_SOAK_REPORT names a JSON file for what came out, and a log of the
+progress is kept beside it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -18,9 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from request_cases import TextServer
-from traffic import Bits, bits, outcome, prompt
+from request_cases import OverlapServer, TextServer, follow
+from traffic import outcome, prompt
 
+from sglang_exact import host
 from sglang_exact.rehearsal import models, oracle, tokenizer
 from sglang_exact.rehearsal.client import Completion
 from sglang_exact.rehearsal.server import Server, draft_flags
@@ -28,27 +32,53 @@ from sglang_exact.rehearsal.server import Server, draft_flags
 SIZE_VARIABLE = "SGLANG_EXACT_TEST_SOAK"
 REPORT_VARIABLE = "SGLANG_EXACT_TEST_SOAK_REPORT"
 SIZE = int(os.environ.get(SIZE_VARIABLE, "24"))
+REPORT = os.environ.get(REPORT_VARIABLE)
 SEED = 7
 MEAN_PAUSE_S = 0.4
+# More than run at once, so that some always wait and their aborts come early.
+IN_FLIGHT = 10
+# One in so many is also asked of the plain server alone.
+ALONE_EVERY = 12
+# How the host ends a request that is aborted before it starts: a 400.
+WAITING = "Aborted by AbortReq"
 # Servers refuse variables that they do not know.
 CLEAN: dict[str, str | None] = {SIZE_VARIABLE: None, REPORT_VARIABLE: None}
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
-    pytest.mark.timeout(300 + 30 * SIZE),
+    pytest.mark.timeout(600 + 30 * SIZE),
 ]
 
 
 class Request(NamedTuple):
-    """One request of the soak; `abort_after_s` is None if it may end."""
+    """One request; aborted after so many mean latencies unless that is None."""
 
     kind: str
     ids: list[int]
     tokens: int
     sampling: dict[str, Any]
     pause_s: float
-    abort_after_s: float | None
+    abort_after: float | None
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """Fields of the request beside its sampling parameters."""
+        return {"custom_logit_processor": follow()} if self.kind == "processor" else {}
+
+
+class Answer(NamedTuple):
+    """What has to be equal: ids, float32 bits of their logprobs, text."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[int, ...]
+    text: str
+
+
+def answer(completion: Completion) -> Answer:
+    """The comparable part of a completion."""
+    text = completion.raw.get("text", "")
+    return Answer(completion.ids, completion.logprobs, text)
 
 
 def _greedy(rng: random.Random) -> dict[str, Any]:
@@ -95,6 +125,10 @@ def _seeded(rng: random.Random) -> dict[str, Any]:
     return {"temperature": rng.choice([0.7, 1.0]), "sampling_seed": seed, **cut}
 
 
+def _processor(rng: random.Random) -> dict[str, Any]:
+    return {"custom_params": {"any": rng.randrange(9)}}
+
+
 KINDS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "greedy": _greedy,
     "stop": _stop,
@@ -104,6 +138,7 @@ KINDS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "bias": _bias,
     "seeded": _seeded,
     "grammar": _grammar,
+    "processor": _processor,
 }
 
 
@@ -113,8 +148,8 @@ def draw(seed: int, size: int) -> list[Request]:
     found = []
     for i in range(size):
         kind = list(KINDS)[i % len(KINDS)]
-        # One prompt in eight is cut at a chunk border.
-        length = 90 if rng.random() < 0.125 else rng.randint(4, 24)
+        # One prompt in sixteen is cut at a chunk border.
+        length = 90 if rng.random() < 1 / 16 else rng.randint(4, 24)
         aborted = rng.random() < 1 / 6
         found.append(
             Request(
@@ -123,49 +158,95 @@ def draw(seed: int, size: int) -> list[Request]:
                 rng.randint(3, 9),
                 KINDS[kind](rng),
                 rng.expovariate(1 / MEAN_PAUSE_S),
-                rng.uniform(0.0, 6.0) if aborted else None,
+                rng.uniform(0.0, 1.0) if aborted else None,
             )
         )
     return found
 
 
-def serve(server: Server, requests: list[Request]) -> list[Any]:
-    """Every request at its time; its Completion, or the server's error text."""
-    with ThreadPoolExecutor(max_workers=2 * len(requests)) as pool:
-        futures: list[Future[Any]] = []
-        for i, request in enumerate(requests):
-            time.sleep(request.pause_s)
-            rid = f"soak-{i}-end"
-            futures.append(
-                pool.submit(
-                    outcome,
-                    server,
-                    request.ids,
-                    request.tokens,
-                    extra={"rid": rid},
-                    **request.sampling,
-                )
+class Log:
+    """A line for every answer, on the terminal (pytest -s) and beside the report."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._lock, self._done = total, threading.Lock(), Counter[str]()
+        self._began = time.monotonic()
+        self._file = Path(REPORT).with_suffix(".log") if REPORT else None
+        if self._file:
+            self._file.unlink(missing_ok=True)
+
+    def line(self, phase: str, request: Request, found: Any) -> None:
+        """Count one answer and write it down."""
+        end = found.finish_reason if isinstance(found, Completion) else "error"
+        with self._lock:
+            self._done[phase] += 1
+            text = (
+                f"{time.monotonic() - self._began:7.1f} s {phase} "
+                f"{self._done[phase]}/{self._total} {request.kind} {end}"
             )
-            if request.abort_after_s is not None:
-                pool.submit(_abort, server, rid, request.abort_after_s)
-        return [future.result() for future in futures]
+            print(text, flush=True)  # noqa: T201
+            if self._file:
+                with self._file.open("a") as file:
+                    file.write(text + "\n")
 
 
-def _abort(server: Server, rid: str, after_s: float) -> None:
-    time.sleep(after_s)
-    server.client.request("/abort_request", {"rid": rid})
+class Traffic:
+    """Requests at their times against one server, at most IN_FLIGHT at once."""
+
+    def __init__(self, server: Server, log: Log, prefix: str) -> None:
+        self._server, self._log, self._prefix = server, log, prefix
+        self._room = threading.Semaphore(IN_FLIGHT)
+        self._ended, self._seconds = 0, 0.0
+
+    def serve(self, requests: list[Request]) -> list[Any]:
+        """Every request's Completion, or the server's error text."""
+        with (
+            ThreadPoolExecutor(max_workers=IN_FLIGHT) as pool,
+            ThreadPoolExecutor(max_workers=len(requests)) as aborts,
+        ):
+            futures: list[Future[Any]] = []
+            for i, request in enumerate(requests):
+                time.sleep(request.pause_s)
+                self._room.acquire()
+                rid = f"{self._prefix}-{i}-end"
+                futures.append(pool.submit(self._one, rid, request))
+                if request.abort_after is not None:
+                    aborts.submit(self._abort, rid, request.abort_after)
+            return [future.result() for future in futures]
+
+    def _one(self, rid: str, request: Request) -> Any:
+        began = time.monotonic()
+        found = outcome(
+            self._server,
+            request.ids,
+            request.tokens,
+            extra={"rid": rid, **request.extra},
+            **request.sampling,
+        )
+        self._ended += 1
+        self._seconds += time.monotonic() - began
+        self._room.release()
+        self._log.line(self._prefix, request, found)
+        return found
+
+    def _abort(self, rid: str, after: float) -> None:
+        # In units of the latency so far: some wait, some run, on any machine.
+        time.sleep(after * (self._seconds / self._ended if self._ended else 2.0))
+        self._server.client.request("/abort_request", {"rid": rid})
 
 
-def wrong(request: Request, answer: Any, plain: Bits) -> bool:
+def wrong(request: Request, found: Any, plain: Answer) -> bool:
     """Whether an answer is not the plain one, or not its start if aborted."""
-    if not isinstance(answer, Completion):
-        return request.abort_after_s is None
-    if answer.finish_reason != "abort":
-        return bits(answer) != plain
-    if request.abort_after_s is None:
+    if not isinstance(found, Completion):
+        return request.abort_after is None or WAITING not in str(found)
+    got = answer(found)
+    if found.finish_reason != "abort":
+        return got != plain
+    if request.abort_after is None:
         return True
-    ids, logprobs = bits(answer)
-    return (ids, logprobs) != (plain[0][: len(ids)], plain[1][: len(logprobs)])
+    return (got.ids, got.logprobs) != (
+        plain.ids[: len(got.ids)],
+        plain.logprobs[: len(got.logprobs)],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -174,27 +255,67 @@ def requests() -> list[Request]:
 
 
 @pytest.fixture(scope="module")
+def log() -> Log:
+    return Log(SIZE)
+
+
+@pytest.fixture(scope="module")
 def text_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target with a tokenizer, and a draft."""
+    """A target of one layer of each kind, with a tokenizer; a draft.
+
+    Interpreted kernels cost time per layer and head; none is about traffic.
+    """
     folder = tmp_path_factory.mktemp("soak-models")
-    tokenizer.make_tokenizer(models.make_target(folder / "target"))
-    models.make_draft(folder / "dflash", "dflash")
+    heads = {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, count in heads.items():
+            patch.setitem(models._TINY, name, count)
+        patch.setattr(models, "FULL_ATTENTION_INTERVAL", 2)
+        tokenizer.make_tokenizer(models.make_target(folder / "target", 2))
+        models.make_draft(folder / "dflash", "dflash", target_layers=2)
+    # The host gives a draft the output of every target layer but the last.
+    config = folder / "dflash" / "config.json"
+    values = json.loads(config.read_text())
+    values["dflash_config"]["target_layer_ids"] = [0]
+    config.write_text(json.dumps(values))
     return folder
 
 
 @pytest.fixture(scope="module")
-def plain(text_models: Path, requests: list[Request]) -> list[Bits]:
-    """What plain decoding answers to each request alone."""
-    flags = ("--context-length", "256")
+def plain(text_models: Path, requests: list[Request], log: Log) -> list[Answer]:
+    """What plain decoding answers; a sample of it is asked again, alone."""
+    flags = ("--context-length", "256", "--max-running-requests", "12")
+    unaborted = [r._replace(pause_s=0.0, abort_after=None) for r in requests]
     with TextServer(text_models / "target", flags=flags, env=CLEAN) as server:
-        return [bits(server.generate(r.ids, r.tokens, **r.sampling)) for r in requests]
+        found = Traffic(server, log, "plain").serve(unaborted)
+        answers = [answer(completion) for completion in found]
+        for i in range(0, SIZE, ALONE_EVERY):
+            alone = outcome(
+                server,
+                requests[i].ids,
+                requests[i].tokens,
+                extra=requests[i].extra,
+                **requests[i].sampling,
+            )
+            log.line("alone", requests[i], alone)
+            assert answer(alone) == answers[i], i
+    return answers
 
 
 def test_every_answer_is_the_plain_one(
-    text_models: Path, tmp_path: Path, requests: list[Request], plain: list[Bits]
+    text_models: Path,
+    tmp_path: Path,
+    requests: list[Request],
+    plain: list[Answer],
+    log: Log,
 ) -> None:
     plan = tmp_path / "oracle.json"
-    pairs = [(r.ids, ids) for r, (ids, _) in zip(requests, plain, strict=True)]
+    pairs = [(r.ids, a.ids) for r, a in zip(requests, plain, strict=True)]
     oracle.write_plan(plan, 0.5, pairs, seed=SEED)
     flags = [
         "--context-length", "256", "--max-total-tokens", "320",
@@ -203,35 +324,75 @@ def test_every_answer_is_the_plain_one(
     ]  # fmt: skip
     env = {**CLEAN, oracle.VARIABLE: str(plan)}
     began = time.monotonic()
-    with TextServer(
-        text_models / "target", flags=flags, env=env, request_timeout_s=120 + 10 * SIZE
+    # A request that is lost ends in the client's timeout, as an error.
+    with OverlapServer(
+        text_models / "target", flags=flags, env=env, request_timeout_s=600
     ) as server:
-        answers = serve(server, requests)
+        answers = Traffic(server, log, "exact").serve(requests)
         took = time.monotonic() - began
         # Idle again: nothing is stuck and no slot is lost.
         server.client.flush_cache()
-        again = bits(server.generate(requests[0].ids, requests[0].tokens))
-    found = _report(requests, answers, plain, took)
+        left = _load(server)
+        again = answer(server.generate(requests[0].ids, requests[0].tokens))
+        attested = server.info()["sglang_exact"]
+    found = _report(requests, answers, plain, took, attested, left)
     assert found["wrong"] == []
+    assert found["errors"] == []
     assert found["answered"] == len(requests)
+    assert found["completed"] + found["aborted"] == len(requests)
+    assert left == 0
     assert again == plain[0]
     assert found["drafts_kept"]
     assert found["kinds"] == dict(Counter(r.kind for r in requests))
 
 
+def _load(server: Server) -> int:
+    """Requests and KV slots that the idle server still counts as in use."""
+    loads = server.client.request("/v1/loads")["loads"]
+    counts = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")
+    return sum(int(load[name]) for load in loads for name in counts)
+
+
 def _report(
-    requests: list[Request], answers: list[Any], plain: list[Bits], took_s: float
+    requests: list[Request],
+    answers: list[Any],
+    plain: list[Answer],
+    took_s: float,
+    attested: dict[str, Any],
+    left: int,
 ) -> dict[str, Any]:
     """Counts of what happened; written to a file if a variable names one."""
     done = [a for a in answers if isinstance(a, Completion)]
+    ended = [a for a in done if a.finish_reason != "abort"]
+    aborted = [a for a in done if a.finish_reason == "abort"]
+    texts = [a for a in answers if not isinstance(a, Completion)]
+    waiting = [a for a in texts if WAITING in a]
+    verifies = sum(a.spec_verify_ct for a in ended)
     found = {
+        "command": f"{SIZE_VARIABLE}={SIZE} pytest tests/e2e/test_soak.py",
+        "date": time.strftime("%Y-%m-%d"),
+        "device": "CPU, interpreted kernels, tiny random model",
+        "versions": {"sglang": host.version("sglang"), **host.stack_versions()},
+        "acceptance": "set by the oracle drafter, rate 0.5",
+        "seed": SEED,
         "requests": len(requests),
         "answered": len(answers),
-        "completed": sum(a.finish_reason != "abort" for a in done),
-        "aborted": sum(a.finish_reason == "abort" for a in done),
+        "completed": len(ended),
+        "completed_equal": sum(
+            not wrong(r, a, p)
+            for r, a, p in zip(requests, answers, plain, strict=True)
+            if isinstance(a, Completion) and a.finish_reason != "abort"
+        ),
+        "aborted": len(aborted) + len(waiting),
+        "aborted_while_running": sum(bool(a.ids) for a in aborted),
         "stopped": sum(a.finish_reason == "stop" for a in done),
-        "refused": [a for a in answers if not isinstance(a, Completion)],
+        "errors": [a for a in texts if WAITING not in a],
+        "left_on_server": left,
+        "plain_also_alone": len(range(0, len(requests), ALONE_EVERY)),
         "tokens": sum(len(a.ids) for a in done),
+        "tokens_per_verify": round(
+            sum(len(a.ids) for a in ended) / max(verifies, 1), 2
+        ),
         "drafts_kept": any((a.accept_length or 0) > 1.5 for a in done),
         "kinds": dict(Counter(r.kind for r in requests)),
         "wrong": [
@@ -239,32 +400,38 @@ def _report(
             for i, (r, a, p) in enumerate(zip(requests, answers, plain, strict=True))
             if wrong(r, a, p)
         ],
-        "seed": SEED,
         "seconds": round(took_s, 1),
+        "attestation": attested,
     }
-    path = os.environ.get(REPORT_VARIABLE)
-    if path:
-        Path(path).write_text(json.dumps(found, indent=1) + "\n")
+    if REPORT:
+        Path(REPORT).parent.mkdir(parents=True, exist_ok=True)
+        Path(REPORT).write_text(json.dumps(found, indent=1) + "\n")
     return found
 
 
 def test_the_judge_can_fail() -> None:
-    """Control: another token, another bit, an end too early and an error are wrong."""
-    request = draw(SEED, 1)[0]._replace(abort_after_s=None)
+    """Control: another token, bit, text, an end too early and an error are wrong."""
+    request = draw(SEED, 1)[0]._replace(abort_after=None)
 
-    def answer(ids: tuple[int, ...], logprobs: tuple[int, ...], end: str) -> Any:
-        return Completion(ids, logprobs, end, 1, len(ids), None, {})
+    def said(
+        ids: tuple[int, ...], logprobs: tuple[int, ...], end: str, text: str = "ab"
+    ) -> Any:
+        return Completion(ids, logprobs, end, 1, len(ids), None, {"text": text})
 
-    good = ((5, 6), (7, 8))
-    assert not wrong(request, answer((5, 6), (7, 8), "length"), good)
+    good = Answer((5, 6), (7, 8), "ab")
+    assert not wrong(request, said((5, 6), (7, 8), "length"), good)
     for bad in (
-        answer((5, 9), (7, 8), "length"),
-        answer((5, 6), (7, 9), "length"),
-        answer((5,), (7,), "stop"),
-        answer((5,), (7,), "abort"),
+        said((5, 9), (7, 8), "length"),
+        said((5, 6), (7, 9), "length"),
+        said((5, 6), (7, 8), "length", "a"),
+        said((5,), (7,), "stop"),
+        said((5,), (7,), "abort"),
         "HTTP 500",
     ):
         assert wrong(request, bad, good)
-    aborted = request._replace(abort_after_s=1.0)
-    assert not wrong(aborted, answer((5,), (7,), "abort"), good)
-    assert wrong(aborted, answer((6,), (7,), "abort"), good)
+    aborted = request._replace(abort_after=1.0)
+    assert not wrong(aborted, said((5,), (7,), "abort"), good)
+    assert wrong(aborted, said((6,), (7,), "abort"), good)
+    assert wrong(aborted, "HTTP 500", good)
+    assert not wrong(aborted, f"HTTP 400 {WAITING}", good)
+    assert wrong(request, f"HTTP 400 {WAITING}", good)
