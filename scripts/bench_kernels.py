@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time gdn_verify and decode_attention beside the host's kernels, in one run.
+"""Time the overlay's kernels beside the host's, in one run.
 
-    python scripts/bench_kernels.py [--output-file FILE] [--lengths 512,2048] [--tune]
+    python scripts/bench_kernels.py --out FILE [--seconds 120] [--parts sweep,gdn]
+        [--lengths 2048,32768] [--batch-sizes 1,8] [--steps 0:2048,32768:8192] [--tune]
 
-Each time is one launch sequence replayed from a CUDA graph with a cold L2 (triton's
-do_bench), median of about 20 ms of replays. Shapes are the 27B model's: GDN 16 key and
-48 value heads of 128, attention 24 query and 4 KV heads of 256, bf16. Host columns need
-an importable SGLang and are empty without one. Prints a table; JSON goes to FILE.
+Parts: `sweep` tries prefill tiles (bits at several cuts, error, time); `prefill` times
+prefill steps (prefix:tokens) of ours, of the host's deterministic kernel and of its
+default; `attention` times decode and verify rows; `gdn` a verify block against one
+decode step. `--tune` adds other tiles of decode_attention.
+
+Decode and verify times are one launch replayed from a CUDA graph with a cold L2, median
+of about 20 ms of replays. Shapes are the 27B model's: GDN 16 key and 48 value heads of
+128, attention 24 query and 4 KV heads of 256, bf16. Host columns need an importable
+SGLang and are empty without one. Prints a line per figure; FILE is rewritten after
+every one. When --seconds are over, the rest is listed under left_out.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,31 +34,22 @@ import triton
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"))
 
+import bench_prefill
+from bench_timing import Budget, show, time_us
 from gdn_cases import GdnShape, host_decode_step, make_case
 
+from sglang_exact_kernels import arch
 from sglang_exact_kernels import decode_attention as attention
+from sglang_exact_kernels.gdn_verify import gdn_verify
 from sglang_exact_kernels.reference import verify_rows_reference
 
 Q_HEADS, KV_HEADS, DIM = 24, 4, 256
+GDN_HEADS, GDN_V_HEADS, GDN_DIM = 16, 48, 128
 T = 8
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HOST_CONTEXT = 135_168
 HOST_SPLIT = 256
 """The host's split tile in deterministic mode; it unrolls over HOST_CONTEXT."""
-
-
-def time_us(launch: Callable[[], Any], rep_ms: int = 20) -> float:
-    """Median microseconds of one graph replay of `launch`, L2 flushed in between."""
-    launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launch()
-    return float(
-        triton.testing.do_bench(
-            graph.replay, warmup=5, rep=rep_ms, return_mode="median"
-        )
-        * 1000.0
-    )
 
 
 def host_attention() -> Any:
@@ -70,9 +69,9 @@ class Pool(NamedTuple):
 
 def make_pool(keys: int) -> Pool:
     shape = (keys, KV_HEADS, DIM)
-    k = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-    v = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-    return Pool(k, v, torch.arange(keys, device="cuda"))
+    k = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+    v = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+    return Pool(k, v, torch.arange(keys, device=DEVICE))
 
 
 class Rows(NamedTuple):
@@ -91,25 +90,25 @@ class Rows(NamedTuple):
 def make_rows(pool: Pool, bs: int, positions: int, length: int) -> Rows:
     """Requests of `length` keys each, the block's tokens included."""
     prefix = length - positions
-    at = torch.arange(bs, device="cuda")[:, None] * length
-    q = torch.randn(bs * positions, Q_HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+    at = torch.arange(bs, device=DEVICE)[:, None] * length
+    q = torch.randn(bs * positions, Q_HEADS, DIM, device=DEVICE, dtype=torch.bfloat16)
     return Rows(
         bs,
         positions,
         length,
         q,
         torch.empty_like(q),
-        (torch.arange(bs + 1, device="cuda") * prefix).to(torch.int32),
-        (at + torch.arange(prefix, device="cuda")).flatten().contiguous(),
-        (at + prefix + torch.arange(positions, device="cuda")).flatten().contiguous(),
+        (torch.arange(bs + 1, device=DEVICE) * prefix).to(torch.int32),
+        (at + torch.arange(prefix, device=DEVICE)).flatten().contiguous(),
+        (at + prefix + torch.arange(positions, device=DEVICE)).flatten().contiguous(),
     )
 
 
 def ours(pool: Pool, rows: Rows) -> Callable[[], None]:
     context = rows.length
     acc, stat = attention.scratch_shapes(len(rows.q), Q_HEADS, DIM, context)
-    part_acc = torch.empty(acc, device="cuda")
-    part_stat = torch.empty(stat, device="cuda")
+    part_acc = torch.empty(acc, device=DEVICE)
+    part_stat = torch.empty(stat, device=DEVICE)
 
     def launch() -> None:
         attention.decode_attention(
@@ -135,13 +134,13 @@ def host_decode(modules: Any, pool: Pool, rows: Rows) -> Callable[[], None]:
     count = rows.bs * rows.T
     splits = -(-HOST_CONTEXT // HOST_SPLIT)
     row_indptr, row_splits, row_indices = (
-        x.to("cuda")
+        x.to(DEVICE)
         for x in verify_rows_reference(
             rows.indptr, rows.indices, rows.loc, rows.T, HOST_SPLIT
         )
     )
-    logits = torch.empty(count, Q_HEADS, splits, DIM, device="cuda")
-    lse = torch.empty(count, Q_HEADS, splits, device="cuda")
+    logits = torch.empty(count, Q_HEADS, splits, DIM, device=DEVICE)
+    lse = torch.empty(count, Q_HEADS, splits, device=DEVICE)
 
     def launch() -> None:
         modules[0].decode_attention_fwd(
@@ -165,11 +164,11 @@ def host_decode(modules: Any, pool: Pool, rows: Rows) -> Callable[[], None]:
 
 def host_extend(modules: Any, pool: Pool, rows: Rows) -> Callable[[], None]:
     """The host's deterministic verify path: one unified extend launch."""
-    steps = torch.arange(rows.bs + 1, device="cuda")
+    steps = torch.arange(rows.bs + 1, device=DEVICE)
     kv_indptr = (steps * rows.length).to(torch.int32)
     qo_indptr = (steps * rows.T).to(torch.int32)
-    prefix = torch.full((rows.bs,), rows.length - rows.T, device="cuda").int()
-    indices = torch.arange(rows.bs * rows.length, device="cuda")
+    prefix = torch.full((rows.bs,), rows.length - rows.T, device=DEVICE).int()
+    indices = torch.arange(rows.bs * rows.length, device=DEVICE)
 
     def launch() -> None:
         modules[1].extend_attention_fwd_unified(
@@ -190,115 +189,127 @@ def host_extend(modules: Any, pool: Pool, rows: Rows) -> Callable[[], None]:
     return launch
 
 
-def bench_attention(lengths: list[int], batch_sizes: list[int]) -> list[dict[str, Any]]:
-    pool = make_pool(max(lengths) * max(batch_sizes))
+def attention_entry(pool: Pool, modules: Any, bs: int, length: int) -> dict[str, Any]:
+    one = make_rows(pool, bs, 1, length)
+    block = make_rows(pool, bs, T, length)
+    entry: dict[str, Any] = {
+        "bs": bs,
+        "length": length,
+        "decode_us": time_us(ours(pool, one), DEVICE),
+        "verify_us": time_us(ours(pool, block), DEVICE),
+    }
+    entry["verify/decode"] = entry["verify_us"] / entry["decode_us"]
+    if modules is not None:
+        entry["host_decode_us"] = time_us(host_decode(modules, pool, one), DEVICE)
+        entry["decode/host"] = entry["decode_us"] / entry["host_decode_us"]
+        entry["host_extend_us"] = time_us(host_extend(modules, pool, block), DEVICE)
+        if bs * T * length <= 2**21:
+            rows = host_decode(modules, pool, block)
+            entry["host_rows_us"] = time_us(rows, DEVICE)
+    keys_bytes = bs * length * KV_HEADS * DIM * 4
+    entry["decode_tb_s"] = keys_bytes / entry["decode_us"] / 1e6
+    return entry
+
+
+def bench_attention(
+    lengths: list[int], batch_sizes: list[int], budget: Budget
+) -> Iterator[dict[str, Any]]:
     modules = host_attention()
-    found = []
     for bs in batch_sizes:
         for length in lengths:
-            one = make_rows(pool, bs, 1, length)
-            block = make_rows(pool, bs, T, length)
-            entry: dict[str, Any] = {
-                "bs": bs,
-                "length": length,
-                "decode_us": time_us(ours(pool, one)),
-                "verify_us": time_us(ours(pool, block)),
-            }
-            if modules is not None:
-                entry["host_decode_us"] = time_us(host_decode(modules, pool, one))
-                entry["host_extend_us"] = time_us(host_extend(modules, pool, block))
-                if bs * T * length <= 2**21:
-                    rows = host_decode(modules, pool, block)
-                    entry["host_rows_us"] = time_us(rows)
-            keys_bytes = bs * length * KV_HEADS * DIM * 4
-            entry["decode_tb_s"] = keys_bytes / entry["decode_us"] / 1e6
-            found.append(entry)
+            if not budget.allows(f"attention of {bs} x {length}"):
+                continue
+            entry = attention_entry(make_pool(bs * length), modules, bs, length)
             show(entry)
-    return found
+            yield entry
 
 
-def bench_gdn(batch_sizes: list[int]) -> list[dict[str, Any]]:
-    found = []
+def bench_gdn(batch_sizes: list[int], budget: Budget) -> Iterator[dict[str, Any]]:
     for bs in batch_sizes:
-        case = make_case(
-            GdnShape(bs, T, 16, 48, 128, 128), torch.device("cuda"), seed=0
-        )
+        if not budget.allows(f"gdn of {bs}"):
+            continue
+        shape = GdnShape(bs, T, GDN_HEADS, GDN_V_HEADS, GDN_DIM, GDN_DIM)
+        case = make_case(shape, torch.device(DEVICE), seed=0)
         inter, rows = case.buffers()
-        out = torch.empty(1, bs * T, 48, 128, device="cuda", dtype=torch.bfloat16)
-        entry: dict[str, Any] = {
-            "bs": bs,
-            "gdn_verify_us": time_us(
-                lambda case=case, inter=inter, out=out: case.verify(
-                    intermediate_states=inter, out=out
-                )
-            ),
-        }
+        size = (1, bs * T, GDN_V_HEADS, GDN_DIM)
+        out = torch.empty(size, device=DEVICE, dtype=torch.bfloat16)
+        verify = functools.partial(
+            gdn_verify,
+            *(case.mixed_qkv, case.a, case.b, case.A_log, case.dt_bias),
+            ssm_states=case.ssm_states,
+            cache_indices=case.cache_indices,
+            intermediate_states=inter,
+            intermediate_indices=rows,
+            num_draft_tokens=T,
+            num_k_heads=GDN_HEADS,
+            scale=case.scale,
+            out=out,
+        )
+        entry: dict[str, Any] = {"bs": bs, "gdn_verify_us": time_us(verify, DEVICE)}
         if host_attention() is not None:
-            entry["host_gdn_decode_us"] = time_us(
-                lambda case=case, out=out, rows=rows: host_decode_step(
-                    mixed_qkv=case.mixed_qkv[::T],
-                    a=case.a[::T],
-                    b=case.b[::T],
-                    A_log=case.A_log,
-                    dt_bias=case.dt_bias,
-                    scale=case.scale,
-                    source=case.ssm_states,
-                    target=case.ssm_states,
-                    out=out,
-                    indices=rows,
-                )
+            step = functools.partial(
+                host_decode_step,
+                mixed_qkv=case.mixed_qkv[::T],
+                a=case.a[::T],
+                b=case.b[::T],
+                A_log=case.A_log,
+                dt_bias=case.dt_bias,
+                scale=case.scale,
+                source=case.ssm_states,
+                target=case.ssm_states,
+                out=out,
+                indices=rows,
             )
-        found.append(entry)
+            entry["host_gdn_decode_us"] = time_us(step, DEVICE)
+            ratio = entry["gdn_verify_us"] / entry["host_gdn_decode_us"]
+            entry["verify/decode"] = ratio
         show(entry)
-    return found
+        yield entry
 
 
-def tune(lengths: list[int]) -> list[dict[str, Any]]:
+def tune(lengths: list[int], budget: Budget) -> Iterator[dict[str, Any]]:
     """Other tiles of decode_attention at each length; none of them is ever picked."""
-    capability = torch.cuda.get_device_capability()
-    key = capability[0] * 10 + capability[1]
-    kept = attention._TILES[key]
-    pool = make_pool(max(lengths))
-    found = []
-    tiers = dict(attention._TIERS)
+    key = arch.capability(torch.device(DEVICE)) or 90
+    kept, tiers = attention._TILES[key], dict(attention._TIERS)
+    tile = attention._Tile
     candidates = [
         (kept, 1024),
         (kept, 2048),
-        (attention._Tile(64, 8, 3, 1), 1024),
-        (attention._Tile(32, 8, 5, 1), 1024),
-        (attention._Tile(32, 8, 7, 1), 1024),
-        (attention._Tile(32, 8, 9, 1), 1024),
-        (attention._Tile(32, 4, 3, 2), 1024),
+        (tile(64, 8, 3, 1), 1024),
+        (tile(32, 8, 5, 1), 1024),
+        (tile(32, 8, 7, 1), 1024),
+        (tile(32, 8, 9, 1), 1024),
+        (tile(32, 4, 3, 2), 1024),
     ]
-    for tile, keys in candidates:
-        attention._TILES[key] = tile
-        attention._TIERS["KEYS_2"] = keys
+    for candidate, keys in candidates:
         for length in lengths:
-            entry: dict[str, Any] = {"tile": list(tile), "keys": keys, "length": length}
-            for positions in (1, T):
-                rows = make_rows(pool, 1, positions, length)
-                try:
-                    entry[f"T{positions}_us"] = time_us(ours(pool, rows))
-                except triton.runtime.errors.OutOfResources as error:
-                    entry["error"] = str(error)
-            found.append(entry)
+            if not budget.allows(f"tune of {tuple(candidate)}, {keys}, {length}"):
+                continue
+            attention._TILES[key] = candidate
+            attention._TIERS["KEYS_2"] = keys
+            entry: dict[str, Any] = {
+                "tile": list(candidate),
+                "keys": keys,
+                "length": length,
+            }
+            pool = make_pool(length)
+            try:
+                for positions in (1, T):
+                    rows = make_rows(pool, 1, positions, length)
+                    entry[f"T{positions}_us"] = time_us(ours(pool, rows), DEVICE)
+            except triton.runtime.errors.OutOfResources as error:
+                entry["error"] = str(error)
+            finally:
+                attention._TIERS.update(tiers)
+                attention._TILES[key] = kept
             show(entry)
-    attention._TIERS.update(tiers)
-    attention._TILES[key] = kept
-    return found
-
-
-def show(entry: dict[str, Any]) -> None:
-    cells = [
-        f"{name}={value:.1f}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in entry.items()
-    ]
-    print("  ".join(cells), flush=True)
+            yield entry
 
 
 def versions() -> dict[str, str]:
+    on_gpu = DEVICE == "cuda"
     return {
-        "gpu": torch.cuda.get_device_name(),
+        "gpu": torch.cuda.get_device_name() if on_gpu else "none (interpreted)",
         "torch": torch.__version__,
         "triton": triton.__version__,
         "cuda": str(torch.version.cuda),
@@ -308,24 +319,83 @@ def versions() -> dict[str, str]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--lengths", default="512,2048,8192,32768,131072")
-    parser.add_argument("--batch-sizes", default="1,8")
-    parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--output-file", type=Path)
-    options = parser.parse_args()
-    lengths = [int(n) for n in options.lengths.split(",")]
-    batch_sizes = [int(n) for n in options.batch_sizes.split(",")]
+PARTS = ("sweep", "prefill", "attention", "gdn")
 
+
+def numbers(text: str) -> list[int]:
+    return [int(n) for n in text.split(",")]
+
+
+def steps(text: str) -> list[tuple[int, int]]:
+    """prefix:tokens pairs."""
+    found = []
+    for pair in text.split(","):
+        prefix, tokens = pair.split(":")
+        found.append((int(prefix), int(tokens)))
+    return found
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], allow_abbrev=False
+    )
+    parser.add_argument("--lengths", type=numbers, default=[2048, 32768, 131072])
+    parser.add_argument("--batch-sizes", type=numbers, default=[1, 8, 32])
+    parser.add_argument(
+        "--steps",
+        type=steps,
+        default=[(0, 2048), (0, 8192), (32768, 8192), (122880, 8192)],
+        help="prefill steps, prefix:tokens",
+    )
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    unknown = set(options.parts.split(",")) - set(PARTS)
+    if unknown:
+        parser.error(f"found parts {sorted(unknown)}, expected some of {PARTS}")
+    return options
+
+
+def main() -> None:
+    options = arguments()
+    budget = Budget(options.seconds)
     torch.manual_seed(0)
-    report: dict[str, Any] = {"versions": versions(), "draft_tokens": T}
-    report["gdn"] = bench_gdn(batch_sizes)
-    report["attention"] = bench_attention(lengths, batch_sizes)
-    if options.tune:
-        report["tune"] = tune([lengths[0], lengths[-1]])
-    if options.output_file:
-        options.output_file.write_text(json.dumps(report, indent=1) + "\n")
+    report: dict[str, Any] = {
+        "versions": versions(),
+        "draft_tokens": T,
+        "left_out": budget.left_out,
+    }
+    shape = bench_prefill.Shape(Q_HEADS, KV_HEADS, DIM)
+    prefill = (shape, options.steps, DEVICE, budget)
+    batch_sizes, lengths = options.batch_sizes, options.lengths
+    parts = {
+        "sweep": lambda: bench_prefill.sweep(*prefill),
+        "prefill": lambda: bench_prefill.compare(*prefill),
+        "attention": lambda: bench_attention(lengths, batch_sizes, budget),
+        "gdn": lambda: bench_gdn(batch_sizes, budget),
+        "tune": lambda: tune([lengths[0], lengths[-1]], budget),
+    }
+    wanted = options.parts.split(",") + ["tune"] * options.tune
+    for name in (part for part in parts if part in wanted):
+        print(f"-- {name}", flush=True)
+        report[name] = []
+        for entry in parts[name]():
+            report[name].append(entry)
+            if name == "sweep":
+                report["best_tile"] = bench_prefill.best(report[name])
+            write(report, options.out)
+    write(report, options.out)
+    if "best_tile" in report:
+        print(f"best prefill tile: {report['best_tile']}")
+    for what in budget.left_out:
+        print(f"left out: {what}")
+
+
+def write(report: dict[str, Any], path: Path | None) -> None:
+    if path is not None:
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
