@@ -154,6 +154,52 @@ class BenchClient(Client):
         sample = replace(sample, latency_s=ended - began)
         return Answer(request.id, sample, "", began, ended, tuple(arrivals))
 
+    async def is_ready(self) -> bool:
+        """Whether the server takes requests now; generates nothing."""
+        try:
+            async with self._open().get(
+                self._base + "/ready", timeout=aiohttp.ClientTimeout(total=10)
+            ) as response:
+                if response.status != 404:
+                    return response.status == 200
+            return await self.get_json("/model_info") is not None
+        except (aiohttp.ClientError, TimeoutError, OSError, Lost, Refused):
+            return False
+
+    async def prompt_ids(self, text: str) -> tuple[int, ...]:
+        """The server's token ids of a text, as its /generate reads it.
+
+        Raises CannotRun if the server does not give them.
+        """
+        body = {
+            "text": text,
+            "sampling_params": {
+                "max_new_tokens": 1,
+                "temperature": 0,
+                "ignore_eos": True,
+            },
+            "return_prompt_token_ids": True,
+        }
+        try:
+            async with self._open().post(
+                self._base + "/generate", json=body
+            ) as response:
+                await self._check_status(response)
+                answer = load_json(await _read(response))
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise CannotRun(
+                f"server {self.url}: {self.scrub(_named(error))}"
+            ) from error
+        except (BadAnswer, Refused, Failed, Lost) as error:
+            raise CannotRun(f"server {self.url}: {error}") from error
+        ids = answer.get("prompt_token_ids") if isinstance(answer, dict) else None
+        if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
+            raise CannotRun(
+                f"server {self.url}: found no prompt_token_ids in its answer; expected "
+                "SGLang 0.5.23; fix: give the prompt as token ids"
+            )
+        return tuple(ids)
+
     async def _post(
         self, request: Request, manner: Manner
     ) -> tuple[Sample, list[tuple[int, float]]]:

@@ -143,6 +143,10 @@ class Recorder:
         self.run, self.path = run, path
         save(run, path)
 
+    def save(self) -> None:
+        """Write the record as it is now."""
+        save(self.run, self.path)
+
     def add(self, row: dict[str, Any]) -> None:
         """Append one row of measurements."""
         self.run.rows.append(row)

@@ -16,7 +16,7 @@ from sglang_exact.verify.client import Lost, Refused
 from sglang_exact.verify.model import ServerInfo
 
 PLAIN = "plain"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+@-]{0,63}")
 
 
 class Address(NamedTuple):

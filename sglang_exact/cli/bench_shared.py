@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -19,6 +19,7 @@ from rich.console import Console
 
 from sglang_exact.bench import provenance, tables
 from sglang_exact.bench.drive import CannotRun
+from sglang_exact.bench.plotting import NoPlot
 from sglang_exact.bench.run import RunError, now, write_atomic
 from sglang_exact.bench.tables import TableData
 from sglang_exact.verify.client import Failed
@@ -122,6 +123,15 @@ def show(shown: Sequence[TableData], path: Path, markdown: Path | None = None) -
         text = "\n".join(tables.markdown(table) for table in shown)
         write_atomic(markdown, text.encode())
         typer.echo(f"tables: {markdown}")
+
+
+def draw(plot: Callable[[], None]) -> list[str]:
+    """Draw a plot; what went wrong, which costs no numbers."""
+    try:
+        plot()
+    except (NoPlot, OSError) as error:
+        return [f"the plot: {error}"]
+    return []
 
 
 def leave(problems: Sequence[str], path: Path) -> None:

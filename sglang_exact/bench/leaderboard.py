@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speed of one prompt against draft length, for every drafter configuration.
+
+Ten runs of 1,500 tokens for every draft length from 1 to 15. The draft length is a
+setting of the server: either each length has a running server of its own, or a command
+line is started for each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from sglang_exact.bench import launch, prompts, provenance
+from sglang_exact.bench import servers as serving
+from sglang_exact.bench.accept import Display
+from sglang_exact.bench.drive import STREAMED, Answer, CannotRun, Request
+from sglang_exact.bench.leaderboard_table import summarize
+from sglang_exact.bench.run import BenchRun, Recorder, load, now
+from sglang_exact.bench.run_log import Line, RunLog
+from sglang_exact.bench.servers import Address, Served
+from sglang_exact.verify.model import Sample
+
+WARM_UP_TOKENS = 64
+GIVE_UP = 2
+"""Failed runs in a row after which a server is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One configuration at one draft length: a running server, or a template.
+
+    `length` is None for a running server that has not been asked yet.
+    """
+
+    configuration: str
+    length: int | None
+    address: Address | None = None
+    template: launch.Template | None = None
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        if self.length is None:
+            return self.configuration
+        return f"{self.configuration}, {self.length} drafts"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run. `prompt_file` and `prompt` as in `prompts.one`."""
+
+    runs: int = 10
+    max_new_tokens: int = 1500
+    prompt_file: Path | None = None
+    prompt: str | None = None
+    seed: int = 42
+
+    def setup(self, ids: Sequence[int]) -> str:
+        """Hash of what decides whether two runs may be compared."""
+        blob = orjson.dumps([list(ids), self.max_new_tokens, "greedy", "ignore_eos"])
+        return hashlib.sha256(blob).hexdigest()[:32]
+
+
+def targets(
+    addresses: Sequence[Address],
+    templates: Sequence[launch.Template],
+    lengths: Sequence[int],
+    plain: str,
+) -> list[Target]:
+    """Everything to measure, plain decoding first.
+
+    A running server named NAME@TEXT belongs to the configuration NAME.
+    """
+    found = []
+    for address in addresses:
+        name = address.name.partition("@")[0]
+        length = 0 if name == plain else None
+        found.append(Target(name, length, address=address))
+    for template in templates:
+        if template.name == plain:
+            found.append(Target(plain, 0, template=template))
+            continue
+        found += [Target(template.name, n, template=template) for n in lengths]
+    return sorted(found, key=lambda target: target.configuration != plain)
+
+
+@dataclass(slots=True)
+class Board:
+    """A leaderboard being measured."""
+
+    plan: Plan
+    log: RunLog
+    recorder: Recorder
+    display: Display
+    plain: str
+    key: str | None = None
+    timeout: float = 1800.0
+    start_timeout: float = 1800.0
+    problems: list[str] = field(default_factory=list)
+    _ids: tuple[int, ...] = ()
+
+    async def measure(self, everything: Sequence[Target]) -> list[str]:
+        """Run what is not in the log yet; returns what went wrong on the way.
+
+        A configuration that does not start is reported and left out; the others go on.
+        """
+        for target in everything:
+            if self._is_done(target):
+                self.display.say(f"{target.name}: all runs are in {self.log.path}")
+                continue
+            try:
+                async with self._open(target) as served:
+                    await self._target(target, served)
+            except CannotRun as error:
+                self.problems.append(f"{target.name}: {error}")
+                self.display.say(f"{target.name}: {error}")
+            self._summarize()
+        self._summarize()
+        return self.problems
+
+    def _summarize(self) -> None:
+        rows, exactness = summarize(self.log.lines, self.plain)
+        self.recorder.run.rows = rows
+        self.recorder.run.exactness = exactness
+        self.recorder.save()
+
+    def _is_done(self, target: Target) -> bool:
+        if target.length is None:
+            return False
+        done = self.log.done(target.configuration, target.length)
+        return done >= set(range(1, self.plan.runs + 1))
+
+    @asynccontextmanager
+    async def _open(self, target: Target) -> AsyncIterator[Served]:
+        async with AsyncExitStack() as stack:
+            address = target.address
+            if target.template is not None:
+                log = self.log.path.with_suffix(f".{target.configuration}.log")
+                self.display.say(f"{target.name}: starting, log in {log}")
+                started = await stack.enter_async_context(
+                    launch.Launched(
+                        target.template,
+                        target.length or 0,
+                        log,
+                        key=self.key,
+                        timeout=self.start_timeout,
+                    )
+                )
+                address = Address(target.configuration, started.url, self.key)
+            if address is None:
+                raise ValueError("a target has neither an address nor a template")
+            (served,) = await serving.open_all(stack, [address], timeout=self.timeout)
+            yield served
+
+    async def _target(self, target: Target, served: Served) -> None:
+        length = await self._prepare(target, served)
+        known = self.log.done(target.configuration, length)
+        todo = [n for n in range(1, self.plan.runs + 1) if n not in known]
+        tokens = self.plan.max_new_tokens
+        self.display.begin(
+            f"{target.configuration}, {length} drafts", len(todo) * tokens
+        )
+        failed = 0
+        for number in todo:
+            await serving.flush(served)
+            answer = await served.client.ask(self._request(tokens), STREAMED)
+            self.display.advance(tokens)
+            if answer.sample is None:
+                failed += 1
+                self.problems.append(f"{target.name}, run {number}: {answer.error}")
+                if failed >= GIVE_UP:
+                    return
+                continue
+            failed = 0
+            serving.needs_counters(served, [answer.sample.counters.verify])
+            line = _line(target.configuration, length, number, answer, answer.sample)
+            self.log.append(
+                line._replace(
+                    setup_sha256=self.plan.setup(self._ids), server=served.info.identity
+                )
+            )
+
+    async def _prepare(self, target: Target, served: Served) -> int:
+        """The prompt, a warm-up, and the draft length the server really has."""
+        if not self._ids:
+            plan = self.plan
+            name, self._ids = await prompts.one(
+                served, plan.prompt_file, plan.prompt, plan.seed
+            )
+            self.log.check(plan.setup(self._ids))
+            self.recorder.run.settings |= {
+                "prompt": name,
+                "prompt_tokens": len(self._ids),
+                "prompt_sha256": prompts.digest(self._ids),
+            }
+        if target.configuration == self.plain:
+            serving.check_plain(served)
+        self._remember(served)
+        warm = min(WARM_UP_TOKENS, self.plan.max_new_tokens)
+        answer = await served.client.ask(self._request(warm), STREAMED)
+        if answer.sample is None:
+            raise CannotRun(f"server {served.name}: {answer.error}")
+        if target.configuration == self.plain:
+            return 0
+        width = answer.sample.counters.width() or served.draft_tokens
+        if width is None:
+            raise CannotRun(
+                f"server {served.name}: found neither spec_verify_ct in its answers "
+                "nor a number of draft tokens in /server_info; expected a server that "
+                "speculates"
+            )
+        if target.length is not None and width - 1 != target.length:
+            raise CannotRun(
+                f"server {served.name}: found {width - 1} drafts per verify step, "
+                f"expected {target.length}; fix: use {{draft_tokens}} for "
+                "--speculative-num-draft-tokens, which counts the committed token"
+            )
+        return width - 1
+
+    def _remember(self, served: Served) -> None:
+        run = self.recorder.run
+        if not run.provenance:
+            run.provenance = provenance.collect([], {"prompt": self.plan.seed})
+        if served.facts not in run.provenance["servers"]:
+            run.provenance["servers"].append(served.facts)
+        for text in serving.setup_notes([served]):
+            self.recorder.note(text)
+
+    def _request(self, tokens: int) -> Request:
+        return Request("leaderboard", tokens, ids=self._ids, ignore_eos=True)
+
+
+def _line(
+    configuration: str, length: int, number: int, answer: Answer, sample: Sample
+) -> Line:
+    wall, counters = answer.ended - answer.began, sample.counters
+    tokens, verify = len(sample.ids), counters.verify
+    accepted = None
+    if verify and counters.correct is not None:
+        accepted = counters.correct / verify
+    return Line(
+        created=now(),
+        configuration=configuration,
+        draft_length=length,
+        run=number,
+        tokens=tokens,
+        wall_s=wall,
+        tok_s=tokens / wall,
+        ttft_s=answer.ttft_s,
+        decode_tok_s=answer.decode_tok_s,
+        verify=verify,
+        acceptance_length=tokens / verify if verify else None,
+        accepted_per_verify=accepted,
+        ids_sha256=prompts.digest(sample.ids),
+        setup_sha256="",
+        server="",
+    )
+
+
+def go_on(run: BenchRun, path: Path, log: RunLog) -> None:
+    """Keep what an earlier record at `path` says of the runs that are in the log.
+
+    Raises RunError if there is a file of another kind.
+    """
+    if not log.lines or not path.exists():
+        return
+    old = load(path)
+    run.provenance = old.provenance
+    run.settings = {**old.settings, **run.settings}
+    run.notes = list(dict.fromkeys(old.notes + run.notes))
+    run.created = old.created
+
+
+def planned_tokens(plan: Plan, log: RunLog, everything: Sequence[Target]) -> int:
+    """At most so many tokens are still to be generated."""
+    known: dict[Any, int] = {}
+    for target in everything:
+        if target.length is not None:
+            known[target] = len(log.done(target.configuration, target.length))
+    left = sum(max(plan.runs - known.get(t, 0), 0) for t in everything)
+    return left * plan.max_new_tokens

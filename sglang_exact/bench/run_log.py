@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CSV of the leaderboard: one line per run, on disk before the next run begins."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sglang_exact.bench.drive import CannotRun
+
+
+class Line(NamedTuple):
+    """One run. Times in seconds, speeds in output tokens per second.
+
+    `draft_length` counts the drafts of a verify step, 0 for plain decoding. `tok_s` is
+    tokens over the whole request, `decode_tok_s` leaves out the time to the first
+    token. `accepted_per_verify` counts accepted drafts, `acceptance_length` all tokens
+    over verify steps. `setup_sha256` is equal for runs that may be compared.
+    """
+
+    created: str
+    configuration: str
+    draft_length: int
+    run: int
+    tokens: int
+    wall_s: float
+    tok_s: float
+    ttft_s: float | None
+    decode_tok_s: float | None
+    verify: int | None
+    acceptance_length: float | None
+    accepted_per_verify: float | None
+    ids_sha256: str
+    setup_sha256: str
+    server: str
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What a run is known by."""
+        return self.configuration, self.draft_length, self.run
+
+
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("draft_length", "run", "tokens", "verify"), int),
+    **dict.fromkeys(
+        (
+            "wall_s",
+            "tok_s",
+            "ttft_s",
+            "decode_tok_s",
+            "acceptance_length",
+            "accepted_per_verify",
+        ),
+        float,
+    ),
+}
+_OPTIONAL = {
+    "ttft_s",
+    "decode_tok_s",
+    "verify",
+    "acceptance_length",
+    "accepted_per_verify",
+}
+
+
+class RunLog:
+    """The file and its lines.
+
+    A line that an interruption cut off is dropped when the file is opened. Raises
+    CannotRun for a file that is not a run log.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.lines: list[Line] = []
+        if path.exists() and path.stat().st_size:
+            self._read()
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._write(Line._fields)
+
+    def _read(self) -> None:
+        raw = self.path.read_bytes()
+        whole = raw[: raw.rfind(b"\n") + 1]
+        rows = list(csv.reader(io.StringIO(whole.decode("utf-8", "replace"))))
+        if not rows or tuple(rows[0]) != Line._fields:
+            raise CannotRun(
+                f"{self.path}: found no run log of this release; expected its header; "
+                "fix: name another file with --csv"
+            )
+        for number, row in enumerate(rows[1:], 2):
+            try:
+                self.lines.append(_line(row))
+            except ValueError as error:
+                raise CannotRun(
+                    f"{self.path}: line {number}: {error}; fix: remove the line, or "
+                    "name another file with --csv"
+                ) from error
+        if len(whole) != len(raw):
+            os.truncate(self.path, len(whole))
+
+    def append(self, line: Line) -> None:
+        """Add a run; it is on disk when this returns."""
+        self.lines.append(line)
+        self._write(tuple("" if value is None else value for value in line))
+
+    def _write(self, cells: tuple[Any, ...]) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerow(cells)
+        with self.path.open("ab") as file:
+            file.write(text.getvalue().encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def done(self, configuration: str, draft_length: int) -> set[int]:
+        """Numbers of the runs that are there."""
+        return {
+            line.run
+            for line in self.lines
+            if (line.configuration, line.draft_length) == (configuration, draft_length)
+        }
+
+    def check(self, setup: str) -> None:
+        """Raise CannotRun if the file holds runs of another prompt or length."""
+        other = sum(line.setup_sha256 != setup for line in self.lines)
+        if other:
+            raise CannotRun(
+                f"{self.path}: found {other} runs of another prompt or another number "
+                "of tokens; expected runs that may be compared; fix: name another "
+                "file with --csv"
+            )
+
+
+def _line(row: list[str]) -> Line:
+    if len(row) != len(Line._fields):
+        raise ValueError(f"found {len(row)} cells, expected {len(Line._fields)}")
+    values: list[Any] = []
+    for name, text in zip(Line._fields, row, strict=True):
+        if not text and name in _OPTIONAL:
+            values.append(None)
+        else:
+            values.append(_KINDS.get(name, str)(text))
+    return Line(*values)
