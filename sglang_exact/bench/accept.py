@@ -27,7 +27,7 @@ from sglang_exact.bench.drive import (
     Request,
     drive,
 )
-from sglang_exact.bench.exactness import Tally
+from sglang_exact.bench.exactness import Tally, total
 from sglang_exact.bench.run import Recorder
 from sglang_exact.bench.servers import Served
 from sglang_exact.verify.model import Sample
@@ -122,17 +122,13 @@ async def measure(
     check(servers, plain, plan)
     # The plain server first: speed-up and exactness are against it.
     ordered = sorted(servers, key=lambda s: s.name != plain)
-    total, problems = Tally(), []
+    problems: list[str] = []
     for dataset in plan.datasets:
         book = _Book()
         for concurrency in plan.concurrency:
             for served in ordered:
                 unit = _Unit(served, served.name == plain, dataset, concurrency, plan)
-                tally, failed = await unit.run(book, recorder, display)
-                if not unit.is_plain:
-                    total.merge(tally)
-                problems += failed
-    recorder.run.exactness = total.to_json()
+                problems += await unit.run(book, recorder, display)
     return problems
 
 
@@ -162,9 +158,7 @@ class _Unit:
             for request in asked
         ]
 
-    async def run(
-        self, book: _Book, recorder: Recorder, display: Display
-    ) -> tuple[Tally, list[str]]:
+    async def run(self, book: _Book, recorder: Recorder, display: Display) -> list[str]:
         """Warm up, measure, append a row; an interrupted one says so."""
         requests, plan = self._requests(), self.plan
         display.begin(self.name, len(requests) * plan.max_new_tokens)
@@ -197,17 +191,12 @@ class _Unit:
         except (asyncio.CancelledError, CannotRun):
             cut = Load(tuple(answers), time.monotonic() - began)
             if cut.samples:
-                row, _ = self._row(cut, book, flushed)
-                recorder.add({**row, "partial": True})
+                _keep(recorder, self._row(cut, book, flushed) | {"partial": True})
             raise
-        row, tally = self._row(load, book, flushed)
-        recorder.add(row)
-        failed = [f"{self.name}: {text}" for text in load.errors]
-        return tally, failed
+        _keep(recorder, self._row(load, book, flushed))
+        return [f"{self.name}: {text}" for text in load.errors]
 
-    def _row(
-        self, load: Load, book: _Book, flushed: str | None
-    ) -> tuple[dict[str, Any], Tally]:
+    def _row(self, load: Load, book: _Book, flushed: str | None) -> dict[str, Any]:
         tally = Tally()
         for answer in load.answers:
             if answer.sample is None:
@@ -218,7 +207,7 @@ class _Unit:
             book.answers |= {a.request: a.sample for a in load.answers if a.sample}
         accepted = stats.acceptance(load.samples)
         latency = stats.spread(s.latency_s for s in load.samples)
-        row = {
+        return {
             "dataset": self.dataset.name,
             "title": self.dataset.title,
             "concurrency": self.concurrency,
@@ -241,4 +230,8 @@ class _Unit:
             "cache_flush_error": flushed,
             "partial": False,
         }
-        return row, tally
+
+
+def _keep(recorder: Recorder, row: dict[str, Any]) -> None:
+    recorder.run.exactness = total([*recorder.run.rows, row])
+    recorder.add(row)

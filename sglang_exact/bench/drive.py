@@ -39,6 +39,7 @@ from sglang_exact.verify.wire import (
 IDS_ONLY = Manner(logprobs=False, top=0, stream=False)
 WITH_LOGPROBS = Manner(logprobs=True, top=0, stream=False)
 STREAMED = Manner(logprobs=False, top=0, stream=True)
+STREAMED_LOGPROBS = Manner(logprobs=True, top=0, stream=True)
 # A server that fails so often in a row will not answer the rest either.
 GIVE_UP = 5
 

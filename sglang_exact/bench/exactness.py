@@ -6,7 +6,7 @@ The comparison is the verifier's: bits, no tolerance.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,15 +57,6 @@ class Tally:
             }
         return equal
 
-    def merge(self, other: Tally) -> None:
-        """Add another tally to this one."""
-        self.compared += other.compared
-        self.ids_equal += other.ids_equal
-        self.logprobs += other.logprobs
-        self.logprobs_equal += other.logprobs_equal
-        self.first = self.first or other.first
-        self.missing += other.missing
-
     def text(self) -> str:
         """For a table: `ids equal n/n`, with logprobs where they were asked for."""
         return show(self.to_json())
@@ -80,6 +71,26 @@ class Tally:
             "first_difference": self.first,
             "without_reference": len(self.missing),
         }
+
+
+_COUNTS = (
+    "compared",
+    "ids_equal",
+    "logprobs_compared",
+    "logprobs_equal",
+    "without_reference",
+)
+
+
+def total(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The `exactness` of several rows as that of one; those of the plain server, whose
+    `plain` is true, are left out."""
+    found = [row["exactness"] for row in rows if not row.get("plain")]
+    firsts = (one.get("first_difference") for one in found)
+    return {
+        **{name: sum(one.get(name, 0) for one in found) for name in _COUNTS},
+        "first_difference": next((first for first in firsts if first), None),
+    }
 
 
 def show(found: Mapping[str, Any] | None) -> str:

@@ -33,11 +33,7 @@ def summarize(lines: Sequence[Line], plain: str) -> tuple[list[Row], dict[str, A
         _row(key, groups[key], plain, reference, base_speed) for key in sorted(groups)
     ]
     rows.sort(key=lambda row: not row["plain"])
-    totals = {"compared": 0, "ids_equal": 0}
-    for row in rows:
-        if not row["plain"]:
-            for name in totals:
-                totals[name] += row["exactness"][name]
+    totals = _together([row for row in rows if not row["plain"]])
     return rows, {**totals, "plain_answers": len(answers)}
 
 
@@ -173,7 +169,8 @@ def plot(run: BenchRun, path: Path) -> None:
     kept.set_ylabel("accepted per verify (dashed)")
     axes.set_ylim(bottom=0)
     kept.set_ylim(bottom=0)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    lengths = {r["draft_length"] for r in run.rows if not r["plain"]}
+    axes.set_xticks(sorted(lengths))
     if run.rows:
         axes.legend(loc="lower right", frameon=False)
     axes.set_title(run.label or "Speed against draft length")
@@ -193,7 +190,7 @@ def _curve(axes: Any, kept: Any, name: str, rows: list[Row], colour: str) -> Non
         color=colour,
         marker="o",
         capsize=3,
-        label=name,
+        label=f"{name}, {exactness.show(_together(rows))}",
     )
     known = [r for r in rows if r["accepted_per_verify"] is not None]
     kept.plot(
@@ -201,5 +198,14 @@ def _curve(axes: Any, kept: Any, name: str, rows: list[Row], colour: str) -> Non
         [row["accepted_per_verify"] for row in known],
         color=colour,
         linestyle="--",
+        marker="x",
         alpha=0.6,
     )
+
+
+def _together(rows: Sequence[Row]) -> dict[str, int]:
+    """The exactness of several rows as that of one."""
+    return {
+        name: sum(row["exactness"][name] for row in rows)
+        for name in ("compared", "ids_equal")
+    }

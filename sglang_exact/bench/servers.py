@@ -76,6 +76,16 @@ def parse(texts: Iterable[str], key: str | None = None) -> list[Address]:
     return found
 
 
+def choose(names: Sequence[str], asked: str, option: str) -> str:
+    """`asked`, if a server is called so; else raises CannotRun."""
+    if asked not in names:
+        raise CannotRun(
+            f"found {option} {asked!r}; expected one of {', '.join(names)}; fix: add "
+            f"--server {asked}=URL or name another"
+        )
+    return asked
+
+
 def choose_plain(names: Sequence[str], asked: str | None) -> str | None:
     """The name of the plain server: the one asked for, else `plain` if there is one.
 
@@ -83,12 +93,7 @@ def choose_plain(names: Sequence[str], asked: str | None) -> str | None:
     """
     if asked is None:
         return PLAIN if PLAIN in names else None
-    if asked not in names:
-        raise CannotRun(
-            f"found --plain {asked!r}; expected one of {', '.join(names)}; fix: add "
-            f"--server {asked}=URL or name another"
-        )
-    return asked
+    return choose(names, asked, "--plain")
 
 
 async def open_all(
