@@ -4,10 +4,11 @@
     python scripts/bench_kernels.py --out FILE [--seconds 120] [--parts sweep,gdn]
         [--lengths 2048,32768] [--batch-sizes 1,8] [--steps 0:2048,32768:8192] [--tune]
 
-Parts: `sweep` tries prefill tiles (bits at several cuts, error, time); `prefill` times
-prefill steps (prefix:tokens) of ours, of the host's deterministic kernel and of its
-default; `attention` times decode and verify rows; `gdn` a verify block against one
-decode step. `--tune` adds other tiles of decode_attention.
+Parts: `sweep` tries prefill tiles (bits at several cuts, error, time); `gathered` a
+variant that copies the keys first; `prefill` times prefill steps (prefix:tokens) of
+ours, of the host's deterministic kernel and of its default; `attention` times decode
+and verify rows; `gdn` a verify block against one decode step. `--tune` adds other tiles
+of decode_attention.
 
 Decode and verify times are one launch replayed from a CUDA graph with a cold L2, median
 of about 20 ms of replays. Shapes are the 27B model's: GDN 16 key and 48 value heads of
@@ -319,7 +320,7 @@ def versions() -> dict[str, str]:
     }
 
 
-PARTS = ("sweep", "prefill", "attention", "gdn")
+PARTS = ("sweep", "gathered", "prefill", "attention", "gdn")
 
 
 def numbers(text: str) -> list[int]:
@@ -372,6 +373,7 @@ def main() -> None:
     batch_sizes, lengths = options.batch_sizes, options.lengths
     parts = {
         "sweep": lambda: bench_prefill.sweep(*prefill),
+        "gathered": lambda: bench_prefill.sweep_gathered(*prefill),
         "prefill": lambda: bench_prefill.compare(*prefill),
         "attention": lambda: bench_attention(lengths, batch_sizes, budget),
         "gdn": lambda: bench_gdn(batch_sizes, budget),

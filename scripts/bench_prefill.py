@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import bench_gathered
 import torch
 import triton
 from bench_timing import Budget, show, time_steady_us
@@ -27,6 +28,11 @@ CUT_LENGTH = 4100
 CANDIDATES = {
     90: ((128, 64, 8, 3), (128, 32, 8, 5), (128, 32, 8, 7), (64, 64, 8, 3)),
     120: ((64, 32, 4, 2), (64, 64, 8, 1), (64, 32, 8, 2), (64, 16, 4, 3)),
+}
+
+GATHERED = {
+    90: ((128, 64, 8, 2), (128, 32, 8, 4)),
+    120: ((64, 32, 8, 2), (64, 32, 4, 2)),
 }
 
 
@@ -77,6 +83,26 @@ class Prompt(NamedTuple):
             outs.append(torch.empty_like(self.q[: b - a]))
             self.launch(a, b, outs[-1])()
         return torch.cat(outs)
+
+
+def gathered(
+    prompt: Prompt, first: int, tile: bench_gathered.Tile, out: torch.Tensor
+) -> Callable[[], None]:
+    """The gathering variant for tokens first .. end; its copies live with the call."""
+    last = len(prompt.slots)
+    given = {
+        "qo_indptr": prompt.starts(last - first),
+        "kv_indptr": prompt.starts(first),
+        "kv_indices": prompt.slots[:first],
+        "out_cache_loc": prompt.slots[first:],
+        "max_extend_len": last - first,
+        "sm_scale": prompt.shape.dim**-0.5,
+        "dense": {},
+    }
+    q = prompt.q[first - last :]
+    return lambda: bench_gathered.gathered_attention(
+        tile, q, prompt.k, prompt.v, out, **given
+    )
 
 
 def make_prompt(shape: Shape, prefix: int, tokens: int, device: str) -> Prompt:
@@ -157,6 +183,31 @@ def sweep(
             entry["error"] = f"{type(error).__name__}: {error}"[:300]
         finally:
             prefill._TILES[key] = kept
+        show(entry)
+        yield entry
+
+
+def sweep_gathered(
+    shape: Shape, steps: list[tuple[int, int]], device: str, budget: Budget
+) -> Iterator[dict[str, Any]]:
+    """The gathering variant: elements that differ from ours, microseconds per step."""
+    key = arch.capability(torch.device(device)) or 90
+    for candidate in GATHERED[key]:
+        if not budget.allows(f"gathering sweep of {candidate}"):
+            continue
+        tile = bench_gathered.Tile(*candidate)
+        same_order = tile.block_n == prefill._TILES[key].block_n
+        entry: dict[str, Any] = {"tile": candidate, "comparable": same_order}
+        try:
+            for prefix, tokens in steps:
+                prompt = make_prompt(shape, prefix, tokens, device)
+                want, out = torch.empty_like(prompt.q), torch.empty_like(prompt.q)
+                prompt.launch(prefix, prefix + tokens, want)()
+                run = gathered(prompt, prefix, tile, out)
+                entry[f"{tokens}@{prefix}_us"] = time_steady_us(run, device)
+                entry[f"{tokens}@{prefix}_differing"] = different_elements(out, want)
+        except (triton.runtime.errors.OutOfResources, RuntimeError) as error:
+            entry["error"] = f"{type(error).__name__}: {error}"[:300]
         show(entry)
         yield entry
 

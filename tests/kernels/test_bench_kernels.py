@@ -61,6 +61,9 @@ def test_every_part_runs(tmp_path: Path) -> None:
     for entry in found["sweep"]:
         assert "error" not in entry
         assert entry["mean_error"] < 2.0**-10
+    assert len(found["gathered"]) == 2
+    assert not any("error" in entry for entry in found["gathered"])
+    assert found["gathered"][0]["30@70_differing"] == 0
     assert [e["prefix"] for e in found["prefill"]] == [0, 70]
     for entry in found["prefill"]:
         assert entry["ours_us"] > 0 and entry["host_us"] > 0
@@ -74,8 +77,8 @@ def test_every_part_runs(tmp_path: Path) -> None:
 def test_budget_leaves_out_the_rest_by_name(tmp_path: Path) -> None:
     found = run(tmp_path, *SMALL, "--seconds", "0")
     assert found["sweep"] == found["prefill"] == found["gdn"] == []
-    assert len(found["left_out"]) == 4 + 2 + 2 + 1
-    assert found["left_out"][4] == "prefill of 40 after 0"
+    assert len(found["left_out"]) == 4 + 2 + 2 + 2 + 1
+    assert found["left_out"][6] == "prefill of 40 after 0"
 
 
 def test_unknown_parts_are_refused(tmp_path: Path) -> None:
