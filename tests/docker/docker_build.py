@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the steps of docker/Dockerfile in a folder, without Docker.
 
-Reads the Dockerfile, carries out ARG, ENV, COPY, WORKDIR and RUN of each stage, and maps
-the image's absolute folders into a temporary one. The base image is a virtual
-environment that sees the host of this environment. What this cannot show: that the base
-image exists, what is in it, and that a container of it starts.
+Reads the Dockerfile, carries out ARG, ENV, COPY, WORKDIR and RUN of each stage, and
+maps the image's absolute folders into a temporary one. The base image is a virtual
+environment that sees the host of this environment. What this cannot show: that the
+base image exists, what is in it, and that a container of it starts.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def check(folder: Path, models: Path, service: str, **changes: str) -> tuple[int
     config = json.loads((models / "target" / "config.json").read_text())
     config["max_position_embeddings"] = 262144
     (folder / "config.json").write_text(json.dumps(config))
-    given = {name: value for name, value in pairs(flags(service)).items()}
+    given = pairs(flags(service))
     assert given["--model-path"] == RECIPE["--model-path"]
     given["--model-path"] = str(folder)
     if "--speculative-draft-model-path" in given:

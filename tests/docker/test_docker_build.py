@@ -135,9 +135,7 @@ def test_replaced_torch_is_found(built: Build, tmp_path: Path) -> None:
     assert status == 1
     assert "found torch 2.14.1" in text and "expected 2.14.0" in text
     assert "found no vanished" in text
-    status, text = step(
-        built.base, "sh", STEPS / "check.sh", STEPS / "base.py", record
-    )
+    status, text = step(built.base, "sh", STEPS / "check.sh", STEPS / "base.py", record)
     assert status == 1
     assert "doctor" not in text
 
@@ -169,9 +167,7 @@ def test_wrong_base_is_refused(tmp_path: Path) -> None:
     for found in ("found SGLang 0.5.23", "found torch built for CUDA none", "no nvcc"):
         assert found in text
     with pytest.raises(Failed, match="found SGLang 0.5.23; expected 0.5.22"):
-        Build(
-            tmp_path / "stages", base, {**SETTINGS, "SGLANG_VERSION": "0.5.22"}
-        ).run()
+        Build(tmp_path / "stages", base, {**SETTINGS, "SGLANG_VERSION": "0.5.22"}).run()
 
 
 @pytest.mark.host
@@ -199,9 +195,7 @@ def test_missing_packages_come_under_a_constraint(built: Build, tmp_path: Path) 
     (site / "host.pth").unlink()
     for name in ("packaging", "rich", "aiohttp", "orjson", "jinja2", "click"):
         distribution(site, name, {"jinja2": "3.1.6", "orjson": "3.13"}.get(name, "24"))
-    shutil.copytree(
-        Path(__import__("packaging").__file__).parent, site / "packaging"
-    )
+    shutil.copytree(Path(__import__("packaging").__file__).parent, site / "packaging")
     for version, needs in (("0.20", "click<25"), ("0.21", "click>=25")):
         fake_wheel(wheel, "typer", version, needs)
     fake_wheel(wheel, "click", "25")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,18 @@ def test_what_cannot_be_proven(tmp_path: Path, argv: list[str], said: str) -> No
     assert not (tmp_path / "out").exists()
 
 
+def proof(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run the script on this checkout's package."""
+    paths = [str(ROOT), str(ROOT / "kernels")]
+    return subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_on_the_engine(tmp_path: Path, tiny_models: Path) -> None:
@@ -118,15 +131,11 @@ def test_on_the_engine(tmp_path: Path, tiny_models: Path) -> None:
     served = ["--", "--model-path", str(tiny_models / "target")]
     served += ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens=4"]
     out = tmp_path / "out"
-    done = subprocess.run(
-        [*command, "--out", str(out), *served],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = proof([*command, "--out", str(out), *served])
     # Random weights repeat nothing: NGRAM may have no draft to reject, and then the
     # arm is equal but not exercised.
     assert done.returncode in (0, 2), done.stderr
+    assert "cannot be used" not in done.stderr, done.stderr
     result = json.loads((out / "result.json").read_text())
     (arm,) = result["arms"]
     assert (arm["compared"], arm["equal"]) == (1, 1)
@@ -139,10 +148,5 @@ def test_on_the_engine(tmp_path: Path, tiny_models: Path) -> None:
             lines[n] = json.dumps(found)
     moved = tmp_path / "moved.jsonl"
     moved.write_text("\n".join(lines) + "\n")
-    done = subprocess.run(
-        [*command, "--out", str(out), "--reference", str(moved), *served],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = proof([*command, "--out", str(out), "--reference", str(moved), *served])
     assert done.returncode == 1, done.stdout + done.stderr
