@@ -18,7 +18,7 @@ from sglang_exact.verify.wire import clean
 
 HIDDEN = "***"
 _SECRET_FLAG = re.compile(r"--?([a-z0-9_]+[-_])*(key|token|secret|password)", re.I)
-_SECRET_VARIABLE = re.compile(r"\w*(KEY|TOKEN|SECRET|PASSWORD)=")
+_SECRET_VARIABLE = re.compile(r"(.*?\w*(?:KEY|TOKEN|SECRET|PASSWORD)=).*", re.S)
 
 # What the driver says of a GPU at the time of the question; clocks in MHz.
 GPU_FIELDS = (
@@ -56,8 +56,9 @@ def _scrub_word(word: str) -> str:
     name, equals, value = word.partition("=")
     if equals and _SECRET_FLAG.fullmatch(name):
         return f"{name}={HIDDEN}"
-    if _SECRET_VARIABLE.match(word):
-        return f"{name}={HIDDEN}"
+    variable = _SECRET_VARIABLE.fullmatch(word)
+    if variable is not None:
+        return variable[1] + HIDDEN
     if "://" in value and "@" in value:
         return f"{name}={redact_url(value)}"
     if "://" in word and "@" in word:
