@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Self-test: a verify block's attention rows against single decode rows, on the GPU."""
+"""Self-test of the attention kernels, on the GPU.
+
+Verify rows against single decode rows; a prompt in one piece against the same prompt
+cut, and beside neighbours.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,9 @@ from sglang_exact.reasons import Reason
 
 # Around a split of 256 keys, inside a later one, and a request without a prefix.
 PREFIX_LENGTHS = (0, 1, 255, 256, 257, 700)
+# Around tiles of 64 keys and of 128 rows, and one step of most of the prompt.
+PROMPT_LENGTH = 900
+CUTS = ((1,), (63,), (64,), (65, 66), (130, 512, 771), (899,))
 FIX = "report GPU, driver and `sglang-exact env`; rows of one tile must not mix"
 
 
@@ -83,20 +90,89 @@ def compare(
     return found
 
 
+def compare_prefill(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    seed: int,
+    device: str,
+    cuts: tuple[tuple[int, ...], ...] = CUTS,
+) -> list[str]:
+    """Differences, as text, between prefills of one prompt; empty if there is none.
+
+    PROMPT_LENGTH tokens in one step, in steps cut at each of `cuts`, and in the second
+    step beside another request. bf16, N(0, 1).
+    """
+    import torch
+
+    from sglang_exact_kernels.prefill_attention import prefill_attention
+
+    generator = torch.Generator(device=device).manual_seed(seed)
+    length = PROMPT_LENGTH
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator, device=device).bfloat16()
+
+    k, v = (normal(2 * length, kv_heads, head_dim) for _ in range(2))
+    q = normal(2 * length, heads, head_dim)
+    order = torch.randperm(2 * length, generator=generator, device=device)
+
+    def starts(sizes: list[int]) -> torch.Tensor:
+        return torch.tensor([0, *sizes], device=device).cumsum(0).to(torch.int32)
+
+    def step(spans: list[tuple[int, int, int]]) -> torch.Tensor:
+        """Tokens first .. last of prompts that begin at row `at`; the last's rows."""
+        new = torch.cat([torch.arange(at + a, at + b) for at, a, b in spans]).to(device)
+        old = torch.cat([torch.arange(at, at + a) for at, a, _ in spans]).to(device)
+        sizes = [b - a for _, a, b in spans]
+        out = torch.empty_like(q[new])
+        prefill_attention(
+            q[new],
+            k,
+            v,
+            out,
+            qo_indptr=starts(sizes),
+            kv_indptr=starts([a for _, a, _ in spans]),
+            kv_indices=order[old],
+            out_cache_loc=order[new],
+            max_extend_len=max(sizes),
+            sm_scale=head_dim**-0.5,
+        )
+        return out[-sizes[-1] :]
+
+    whole = step([(0, 0, length)]).view(torch.int16)
+    found = []
+    for cut in cuts:
+        edges = [0, *cut, length]
+        for a, b in zip(edges, edges[1:], strict=False):
+            beside = [(length, 3, 70), (0, a, b)] if a else [(0, a, b)]
+            rows = step(beside).view(torch.int16)
+            count = int((rows != whole[a:b]).sum())
+            if count:
+                found.append(f"{count} elements of tokens {a} to {b}, cut at {cut}")
+    return found
+
+
 def run(model_runner: Any) -> list[Reason]:
-    """Verify attention must equal decode attention for the served model's heads."""
+    """Verify attention must equal decode attention for the served model's heads.
+
+    And a cut prompt's prefill the uncut one's.
+    """
     from sglang.srt.runtime_context import get_parallel, get_spec
 
     tokens = int(get_spec().speculative_num_draft_tokens or 2)
     config, tp = model_runner.model_config, get_parallel().attn_tp_size
-    found = compare(
+    shape = (
         config.get_max_num_attention_heads() // tp,
         config.get_num_kv_heads(tp),
         int(config.head_dim),
-        tokens,
-        1,
-        str(model_runner.device),
     )
-    return [
-        Reason(f"attention self-test: {text}", "decode's bits", FIX) for text in found
+    device = str(model_runner.device)
+    reasons = [
+        Reason(f"attention self-test: {text}", "decode's bits", FIX)
+        for text in compare(*shape, tokens, 1, device)
+    ]
+    return reasons + [
+        Reason(f"prefill self-test: {text}", "the bits of one step", FIX)
+        for text in compare_prefill(*shape, 1, device)
     ]

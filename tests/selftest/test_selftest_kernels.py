@@ -50,3 +50,26 @@ def test_attention_names_a_planted_difference(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "decode_attention", leaky)
     found = selftest_attention.compare(4, 2, 32, 2, 1, "cpu")
     assert found == ["1 elements of draft position 1 after 1 tokens"]
+
+
+ALIGNED = ((64,), (128, 512))
+"""Cuts that leave rows their place in a tile: numpy's products depend on it."""
+
+
+def test_prefill_keeps_its_bits_when_cut() -> None:
+    assert selftest_attention.compare_prefill(4, 2, 32, 1, "cpu", ALIGNED) == []
+
+
+def test_prefill_names_a_planted_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_exact_kernels import prefill_attention as module
+
+    real = module.prefill_attention
+
+    def leaky(q: Any, k: Any, v: Any, out: Any, **given: Any) -> None:
+        real(q, k, v, out, **given)
+        if len(given["kv_indptr"]) == 3:
+            out.view(torch.int16)[-1, 0, 0] ^= 1
+
+    monkeypatch.setattr(module, "prefill_attention", leaky)
+    found = selftest_attention.compare_prefill(4, 2, 32, 1, "cpu", ALIGNED[:1])
+    assert found == ["1 elements of tokens 64 to 900, cut at (64,)"]
