@@ -145,8 +145,8 @@ def compare_prefill(
     for cut in cuts:
         edges = [0, *cut, length]
         for a, b in zip(edges, edges[1:], strict=False):
-            beside = [(length, 3, 70), (0, a, b)] if a else [(0, a, b)]
-            rows = step(beside).view(torch.int16)
+            neighbour = [(length, 3, 70)] if a else []
+            rows = step([*neighbour, (0, a, b)]).view(torch.int16)
             count = int((rows != whole[a:b]).sum())
             if count:
                 found.append(f"{count} elements of tokens {a} to {b}, cut at {cut}")
