@@ -22,8 +22,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-GIB = 2**30
-"""The host's "GB" in memory_usage are 2**30 bytes."""
 PLAIN = 1
 """Width of a step without drafts."""
 _BISECTIONS = 60

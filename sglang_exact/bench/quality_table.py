@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quality record as tables: by subject, and problem by problem where servers part."""
+"""The quality record as tables: by subject, and the problems that servers differ in."""
 
 from __future__ import annotations
 

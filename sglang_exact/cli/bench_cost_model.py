@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sglang-exact bench cost-model`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sglang_exact.bench import cost_model as modelling
+from sglang_exact.bench import cost_model_inputs as inputs
+from sglang_exact.bench import cost_model_table as showing
+from sglang_exact.bench import plotting
+from sglang_exact.bench.drive import CannotRun
+from sglang_exact.bench.run import BenchRun, Recorder
+from sglang_exact.bench.tables import markdown, show
+from sglang_exact.cli import bench_shared as shared
+from sglang_exact.cli.bench_shared import Label, Notes, OutputFile
+
+
+def cost_model(
+    run_files: Annotated[
+        list[Path],
+        typer.Argument(help="leaderboard, decode-table, accept and memory records."),
+    ],
+    use: Annotated[
+        list[str] | None,
+        typer.Option("--use", help="Server or configuration; repeat for more."),
+    ] = None,
+    load: Annotated[
+        str | None,
+        typer.Option("--load", help="Prompt or data set; default: most widths."),
+    ] = None,
+    in_flight: Annotated[
+        int, typer.Option("--in-flight", min=1, help="Requests at once.")
+    ] = 1,
+    widths: Annotated[
+        str, typer.Option("--widths", help="Tokens per verify step to predict for.")
+    ] = ",".join(map(str, showing.WIDTHS)),
+    acceptances: Annotated[
+        str, typer.Option("--acceptances", help="Acceptance lengths to predict for.")
+    ] = "1,2,3,4,5,6,7,8,10,12,14,16",
+    bandwidth: Annotated[
+        float | None,
+        typer.Option("--bandwidth", min=0.001, help="Memory, 1e9 B/s; default: NVML."),
+    ] = None,
+    weight_gib: Annotated[
+        float | None,
+        typer.Option("--weight-gib", min=0.001, help="Default: of a memory record."),
+    ] = None,
+    gpu_index: Annotated[
+        int | None, typer.Option("--gpu-index", min=0, help="GPU that NVML describes.")
+    ] = None,
+    check: Annotated[
+        list[Path] | None,
+        typer.Option("--check", help="Record to check predictions against."),
+    ] = None,
+    label: Label = "",
+    note: Notes = None,
+    output_file: OutputFile = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Draw into this file, .svg or .png.")
+    ] = None,
+    markdown_file: Annotated[
+        Path | None, typer.Option("--markdown", help="Write the tables here.")
+    ] = None,
+) -> None:
+    """Predict speed over acceptance length and draft width from measured steps."""
+    output = shared.output_path(output_file, "cost-model")
+
+    async def work() -> BenchRun:
+        loaded = inputs.read(run_files)
+        inputs.check_setups(loaded)
+        name, steps = inputs.choose(
+            inputs.steps(loaded), servers=use or [], load=load, in_flight=in_flight
+        )
+        model = modelling.Model(steps)
+        limit, why = inputs.limit(loaded, bandwidth, weight_gib, gpu_index)
+        others = [f.step for f in inputs.steps(inputs.read(check or []))]
+        checked = modelling.checks_against(model, others)
+        if check and not checked:
+            raise CannotRun(
+                f"--check: found no steps with drafts at {in_flight} in flight; "
+                "expected a leaderboard, decode-table or accept record"
+            )
+        run = BenchRun(
+            verb="cost-model",
+            label=label,
+            notes=[*(note or []), *model.notes, *([why] if why else [])],
+            command=shared.command(),
+            settings=showing.settings(model, name, limit)
+            | {"runs": {one.name: one.sha256 for one in loaded}},
+            provenance=loaded[0].run.provenance,
+            rows=showing.rows(
+                model,
+                sorted({int(w) for w in _numbers(widths, 2)}),
+                _numbers(acceptances, 1),
+                limit,
+                checked,
+            ),
+        )
+        Recorder(run, output).finish()
+        return run
+
+    run = shared.execute(work())
+    found = showing.tables(run)
+    for table in found:
+        show(table, shared.stdout())
+    problems = []
+    try:
+        if plot is not None:
+            showing.plot(run, plot)
+        if markdown_file is not None:
+            text = "\n".join(markdown(table) for table in found)
+            markdown_file.write_text(text, encoding="utf-8")
+    except (plotting.NoPlot, OSError) as error:
+        problems.append(str(error))
+    typer.echo(f"record: {output}")
+    for text in problems:
+        typer.echo(text, err=True)
+    raise typer.Exit(shared.COULD_NOT_RUN if problems else 0)
+
+
+def _numbers(text: str, least: float) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        found = []
+    if not found or min(found) < least:
+        raise CannotRun(
+            f"found {text!r}; expected numbers from {least:g} on, separated by commas"
+        )
+    return found

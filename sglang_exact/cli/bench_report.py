@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sglang-exact bench report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sglang_exact.bench import report as reporting
+from sglang_exact.bench import report_runs
+from sglang_exact.bench.run import now, write_atomic
+from sglang_exact.cli import bench_shared as shared
+
+
+def report(
+    run_files: Annotated[
+        list[Path], typer.Argument(help="Records of any bench commands.")
+    ],
+    html: Annotated[
+        Path, typer.Option("--html", help="The page; one file, opens offline.")
+    ] = Path("sglang-exact-bench.html"),
+    markdown_file: Annotated[
+        Path, typer.Option("--markdown", help="The same as Markdown.")
+    ] = Path("sglang-exact-bench.md"),
+) -> None:
+    """One page and one Markdown file from any set of records.
+
+    Records of different set-ups keep tables of their own. A file that cannot be read is
+    named, the others are reported; the status is 2 then.
+    """
+    found, problems = report_runs.load_all(run_files)
+    if not found:
+        shared.cannot(f"{'; '.join(problems)}; expected at least one record")
+    made = reporting.build(found, problems, now())
+    try:
+        write_atomic(html, reporting.html(made).encode())
+        write_atomic(markdown_file, reporting.markdown(made).encode())
+    except OSError as error:
+        shared.cannot(f"the report cannot be written: {error}")
+    for text in made.problems:
+        typer.echo(text, err=True)
+    for number, lines in made.differences.items():
+        typer.echo(
+            f"set-up {number} differs from set-up 1: {'; '.join(lines)}", err=True
+        )
+    typer.echo(f"page: {html}")
+    typer.echo(f"Markdown: {markdown_file}")
+    raise typer.Exit(shared.COULD_NOT_RUN if made.problems else 0)
