@@ -32,6 +32,14 @@ from typing import Any
 FORMAT = 1
 MANIFEST = "manifest.json"
 PROGRESS_BYTES = 256 * 2**20
+# What a bad archive, a full disk or pip may raise after the hashes were right.
+FAILURES = (
+    subprocess.CalledProcessError,
+    OSError,
+    EOFError,
+    lzma.LZMAError,
+    tarfile.TarError,
+)
 
 
 class Refused(Exception):
@@ -260,7 +268,7 @@ def main(args: argparse.Namespace) -> int:
         )
     except Refused as refusal:
         sys.stderr.write(f"this bundle cannot be unpacked here:\n{refusal}\n")
-    except (subprocess.CalledProcessError, OSError, lzma.LZMAError, EOFError) as error:
+    except FAILURES as error:
         sys.stderr.write(f"unpacking failed, nothing was left behind: {error}\n")
     return 2
 
