@@ -8,6 +8,7 @@ interrupted. The result goes to stdout, progress and errors to stderr.
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import signal
 import sys
@@ -26,7 +27,7 @@ from sglang_exact.verify.client import Failed, redact_url
 from sglang_exact.verify.console import Bar
 from sglang_exact.verify.fleet import Address
 from sglang_exact.verify.plan import Settings
-from sglang_exact.verify.record import RecordError
+from sglang_exact.verify.record import RecordError, RecordLost
 from sglang_exact.verify.runner import Options
 
 COULD_NOT_RUN = 2
@@ -107,6 +108,17 @@ Servers = Annotated[
 Repeats = Annotated[
     int, typer.Option("--repeats", min=1, help="Requests of the repeats arm.")
 ]
+LongRepeats = Annotated[
+    int, typer.Option("--long-repeats", min=1, help="Requests of the long-repeat arm.")
+]
+MaxPromptTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-prompt-tokens",
+        min=16,
+        help="Cut the long prompts; what then is too short is not exercised.",
+    ),
+]
 ReferenceKey = Annotated[
     str | None,
     typer.Option("--reference-api-key", help="Key of the reference, if another."),
@@ -137,6 +149,8 @@ def verify(
     suite: SuiteOption = Suite.standard,
     arms: ArmsOption = "",
     repeats: Repeats = 1200,
+    long_repeats: LongRepeats = 8,
+    max_prompt_tokens: MaxPromptTokens = None,
     prompts: PromptsOption = None,
     num_prompts: NumPrompts = None,
     max_new_tokens: MaxNewTokens = None,
@@ -175,6 +189,8 @@ def verify(
             prompts,
             num_prompts,
             seed,
+            long_repeats=long_repeats,
+            max_prompt_tokens=max_prompt_tokens,
         ),
         Options(reconnect_timeout, restart_command, restart_timeout),
         _output(output_file, resume, "verify"),
@@ -193,6 +209,7 @@ def record(
     base_url: BaseUrl,
     suite: SuiteOption = Suite.standard,
     arms: ArmsOption = "",
+    max_prompt_tokens: MaxPromptTokens = None,
     prompts: PromptsOption = None,
     num_prompts: NumPrompts = None,
     max_new_tokens: MaxNewTokens = None,
@@ -215,6 +232,7 @@ def record(
             prompts=prompts,
             num_prompts=num_prompts,
             seed=seed,
+            max_prompt_tokens=max_prompt_tokens,
         ),
         Options(reconnect_timeout),
         _output(output_file, resume, "reference"),
@@ -243,6 +261,9 @@ def report(
         run = session.load_run(record_file)
     except (RecordError, ValueError) as error:
         _cannot(str(error))
+    except Exception as error:
+        # A record that was changed by hand may fail anywhere.
+        _cannot(f"{record_file}: unexpected {type(error).__name__}: {error}")
     _finish(run, output_format, json_file, html, submit_row)
 
 
@@ -285,11 +306,17 @@ def _extra(text: str, key: str | None) -> Address:
 def _output(path: Path | None, resume: bool, kind: str) -> Path:
     """The record's path; the default carries the time, so no record is lost."""
     if path is not None:
+        if not resume and path.is_file() and path.stat().st_size:
+            _cannot(
+                f"--output-file {path}: exists; pass --resume to go on with it, or "
+                "another name"
+            )
         return path
     if resume:
         _cannot("--resume: expected --output-file with the record to go on with")
     stamp = session.now().replace("-", "").replace(":", "").partition("+")[0]
-    return Path(f"sglang-exact-{kind}-{stamp}Z.jsonl")
+    # Two runs may start in the same second.
+    return Path(f"sglang-exact-{kind}-{stamp}Z-{os.getpid()}.jsonl")
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -319,7 +346,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     except (KeyboardInterrupt, asyncio.CancelledError):
         typer.echo("interrupted; the record keeps what was answered", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    except (Failed, ValueError, OSError) as error:
+    except (Failed, RecordLost, ValueError, OSError) as error:
         _cannot(str(error))
     except Exception as error:
         # Whatever a server may have caused, the user gets one line and status 2.
@@ -333,12 +360,7 @@ def _finish(
     html: Path | None,
     submit_row: Path | None,
 ) -> None:
-    try:
-        reporting.write_files(
-            run, json_file=json_file, html_file=html, row_file=submit_row
-        )
-    except OSError as error:
-        _cannot(f"the report cannot be written: {error}")
+    status = summary.EXIT[summary.verdict(run)]
     if output_format is OutputFormat.json:
         sys.stdout.buffer.write(reporting.json_bytes(summary.to_json(run)))
         sys.stdout.buffer.flush()
@@ -346,4 +368,12 @@ def _finish(
         reporting.print_result(run, Console(highlight=False, soft_wrap=True))
         typer.echo(f"record: {run.header.get('record')}")
         typer.echo(f"command: {run.header.get('command')}")
-    raise typer.Exit(summary.EXIT[summary.verdict(run)])
+    try:
+        reporting.write_files(
+            run, json_file=json_file, html_file=html, row_file=submit_row
+        )
+    except OSError as error:
+        text = f"sglang-exact: the report cannot be written: {error}"
+        typer.echo(text, err=True)
+        status = status or COULD_NOT_RUN
+    raise typer.Exit(status)

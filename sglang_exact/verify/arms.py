@@ -25,7 +25,8 @@ class Arm(NamedTuple):
 
     `suite` is the smallest suite that includes it. `cases` names a set that plan.py
     builds. `in_flight` requests run at once, started `stagger_s` seconds apart;
-    `rounds` times through the cases, or as many rounds as fill `in_flight` twice.
+    `rounds` times through the cases, or as many rounds as fill `in_flight` twice
+    (--repeats and --long-repeats have their own numbers).
     `flush` empties the prefix cache first.
     """
 
@@ -135,6 +136,13 @@ ARMS = (
         cases="seeds",
     ),
     Arm(
+        "penalties",
+        "penalties, logit bias, min_new_tokens",
+        "standard",
+        ("counted", "logprobs", "altered"),
+        cases="penalties",
+    ),
+    Arm(
         "long-8k",
         "8,192-token prompts",
         "standard",
@@ -176,7 +184,6 @@ ARMS = (
         "full",
         ("speculates", "logprobs", "prompt-tokens"),
         cases="long-60k",
-        rounds=8,
     ),
     Arm(
         "plain-in-flight-8",

@@ -31,7 +31,10 @@ from sglang_exact.verify.wire import (
 # The longest event-stream line: cumulative chunks of 4096 tokens with top-5 logprobs
 # stay under 4 MB.
 READ_BUFFER = 16 * 2**20
-MAX_BODY = 256 * 2**20
+MAX_BODY = 64 * 2**20
+# A stream repeats what it sent before in every chunk.
+MAX_STREAM = 2**33
+MAX_ERROR = 64 * 2**10
 _VOCAB = re.compile(r"range is \[0, (\d{1,9})\)")
 
 
@@ -73,13 +76,18 @@ class Client:
         self._base = url.rstrip("/").removesuffix("/v1")
         self.url = redact_url(self._base)
         self._key = key
+        self._password = parts.password
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Client:
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        # Nothing compressed: a small answer cannot become a huge one.
+        headers = {"Accept-Encoding": "identity"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
         self._session = aiohttp.ClientSession(
             headers=headers,
+            auto_decompress=False,
             connector=aiohttp.TCPConnector(limit=0),
             read_bufsize=READ_BUFFER,
             timeout=aiohttp.ClientTimeout(total=self._timeout, sock_connect=30),
@@ -96,8 +104,10 @@ class Client:
             await self._session.close()
 
     def scrub(self, text: str) -> str:
-        """`text` without the API key, should a server echo it."""
-        return text.replace(self._key, "***") if self._key else text
+        """`text` without the API key or the address's password, should it hold one."""
+        for secret in (self._key, self._password):
+            text = text.replace(secret, "***") if secret else text
+        return text
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -108,11 +118,13 @@ class Client:
         """GET `path` as JSON; None where the server has no such thing."""
         try:
             async with self._open().get(
-                self._base + path, timeout=aiohttp.ClientTimeout(total=60)
+                self._base + path,
+                timeout=aiohttp.ClientTimeout(total=60),
+                allow_redirects=False,
             ) as response:
-                raw = await _read(response)
                 if response.status in (401, 403):
-                    raise Refused(self.scrub(f"{response.status}: {error_text(raw)}"))
+                    raise Refused(await self._error(response))
+                raw = await _read(response) if response.status == 200 else b""
                 return load_json(raw) if response.status == 200 else None
         except BadAnswer:
             return None
@@ -126,11 +138,11 @@ class Client:
                 self._base + "/flush_cache",
                 params={"timeout": "30"},
                 timeout=aiohttp.ClientTimeout(total=60),
+                allow_redirects=False,
             ) as response:
-                raw = await _read(response)
                 if response.status == 200:
                     return None
-                return self.scrub(f"{response.status}: {error_text(raw)}")
+                return await self._error(response)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             return self.scrub(_named(error))
 
@@ -147,8 +159,9 @@ class Client:
                 self._base + "/generate",
                 json=body,
                 timeout=aiohttp.ClientTimeout(total=60),
+                allow_redirects=False,
             ) as response:
-                match = _VOCAB.search(error_text(await _read(response)))
+                match = _VOCAB.search(await self._error(response))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return None
         return int(match[1]) if match else None
@@ -165,6 +178,7 @@ class Client:
                 self._base + "/generate",
                 data=orjson.dumps(request_body(case, manner)),
                 headers={"Content-Type": "application/json"},
+                allow_redirects=False,
             ) as response:
                 await self._check_status(response)
                 if manner.stream:
@@ -187,12 +201,24 @@ class Client:
     async def _check_status(self, response: aiohttp.ClientResponse) -> None:
         if response.status == 200:
             return
-        text = self.scrub(f"{response.status}: {error_text(await _read(response))}")
+        text = await self._error(response)
         if response.status == 503:
             raise Lost(text)
         if 400 <= response.status < 500:
             raise Refused(text)
         raise Failed(text)
+
+    async def _error(self, response: aiohttp.ClientResponse) -> str:
+        """Status and message of an answer that is none, for people."""
+        if 300 <= response.status < 400:
+            # Not followed: the API key is for the address that was given.
+            target = redact_url(clean(response.headers.get("Location", "")))
+            return self.scrub(
+                f"{response.status}: the server redirects to {target!r}; pass the "
+                "address it really has"
+            )
+        raw = await _head(response, MAX_ERROR)
+        return self.scrub(f"{response.status}: {error_text(raw)}")
 
     async def wait_ready(self, timeout: float) -> bool:
         """Poll until the server answers again; False if it does not in `timeout` s."""
@@ -222,6 +248,8 @@ def request_body(case: Case, manner: Manner) -> dict[str, Any]:
         params["sampling_seed"] = case.seed
     if case.stop_ids is not None:
         params["stop_token_ids"] = list(range(*case.stop_ids))
+    if case.sampling:
+        params |= orjson.loads(case.sampling)
     body: dict[str, Any] = {"sampling_params": params, "stream": manner.stream}
     if case.prompt.ids is not None:
         body["input_ids"] = list(case.prompt.ids)
@@ -247,9 +275,22 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     return b"".join(parts)
 
 
+async def _head(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """The beginning of a body."""
+    raw = b""
+    async for part in response.content.iter_any():
+        raw += part
+        if len(raw) >= limit:
+            break
+    return raw[:limit]
+
+
 async def _read_stream(response: aiohttp.ClientResponse, manner: Manner) -> Sample:
-    reader = StreamReader()
+    reader, size = StreamReader(), 0
     async for line in response.content:
+        size += len(line)
+        if size > MAX_STREAM:
+            raise BadAnswer(f"the stream is longer than {MAX_STREAM} bytes")
         reader.feed(line)
         if reader.done:
             break

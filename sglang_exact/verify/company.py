@@ -18,11 +18,12 @@ from sglang_exact.verify.model import (
     Outcome,
     Reference,
 )
-from sglang_exact.verify.plan import Plan, PlannedArm
+from sglang_exact.verify.plan import Plan, PlannedArm, with_sampling
 from sglang_exact.verify.prompts import id_prompt
 
 NEIGHBOURS = 4
 SAMPLED_TEMPERATURE = 1.0
+SAMPLED_TOP_P = 0.9
 PREFILL_TOKENS = 4096
 FAILURES = 3
 
@@ -65,7 +66,9 @@ class Company:
         jobs = self.planned.jobs
         if self.kind == "sampled":
             case = jobs[(number * 7 + turn) % len(jobs)].case
-            return case._replace(temperature=SAMPLED_TEMPERATURE)
+            case = case._replace(temperature=SAMPLED_TEMPERATURE)
+            # A neighbour with top-p takes the host's sampler another way.
+            return with_sampling(case, top_p=SAMPLED_TOP_P) if number % 2 else case
         if self.plan.vocab_size is None:
             return None
         # A fresh prompt each turn, or the prefix cache would spare the prefill.
@@ -95,7 +98,7 @@ class Company:
             try:
                 manner = Manner(logprobs=False)
                 sample, _ = await server.ask(case, manner, reconnect_s)
-                outcome.status = self._status(case, sample.ids)
+                outcome.status = self._status(case.prompt.id, sample.ids)
                 outcome.tokens = len(sample.ids)
                 failures = 0
             except (Refused, Failed) as error:
@@ -113,9 +116,12 @@ class Company:
             Outcome(name, "", 0, server.label, FAILED, message, neighbour=True)
         )
 
-    def _status(self, case: Case, ids: tuple[int, ...]) -> str:
-        greedy = case._replace(temperature=0.0).key()
-        known = self.references.get(greedy)
-        if known is None:
-            return EQUAL
-        return EQUAL if known.answer.ids == ids else DIFFERENT
+    def _status(self, prompt: str, ids: tuple[int, ...]) -> str:
+        """DIFFERENT where the tokens are none of the greedy answers to the prompt."""
+        cases = [job.case for job in self.planned.jobs if job.case.prompt.id == prompt]
+        known = [
+            self.references[case.key()].answer.ids
+            for case in cases
+            if not case.temperature and case.key() in self.references
+        ]
+        return DIFFERENT if known and ids not in known else EQUAL

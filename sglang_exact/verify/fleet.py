@@ -19,7 +19,8 @@ ATTEMPTS = 3
 class Server:
     """One server and what is known of it.
 
-    `down` holds the reason once it has stopped answering for good.
+    `down` holds the reason once it has stopped answering for good, `changed` what a new
+    process behind the address says otherwise than the first one.
     """
 
     label: str
@@ -27,6 +28,7 @@ class Server:
     client: Client
     info: ServerInfo
     down: str = ""
+    changed: list[str] = field(default_factory=list)
     returns: list[str] = field(default_factory=list)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _generation: int = 0
@@ -61,20 +63,31 @@ class Server:
                 )
                 return
             self._generation += 1
-            now = await server_facts.current_identity(self.client)
-            again = now is not None and now != self.info.identity
-            kind = "as a new process" if again else "as the same process"
-            self.returns.append(f"the connection broke ({reason}); it came back {kind}")
-            if again and now is not None:
-                self.info = self.info._replace(identity=now)
+            kind = "a new process" if await self._look_again() else "the same process"
+            self.returns.append(
+                f"the connection broke ({reason}); it came back as {kind}"
+            )
 
     async def check_identity(self) -> str | None:
         """A note if the process behind the address is another one than before."""
-        now = await server_facts.current_identity(self.client)
-        if now is None or now == self.info.identity:
+        if not await self._look_again():
             return None
-        self.info = self.info._replace(identity=now)
         return "the server was restarted during this arm"
+
+    async def _look_again(self) -> bool:
+        """Is it another process than before? What it now says it is goes to `changed`
+        where it differs."""
+        try:
+            now = await server_facts.inspect(
+                self.client, self.info.label, self.info.vocab_size
+            )
+        except (Lost, Refused):
+            return False
+        if now.identity == self.info.identity or not now.fields:
+            return False
+        self.changed = server_facts.changes(self.info, now)
+        self.info = self.info._replace(identity=now.identity)
+        return True
 
 
 class Fleet:

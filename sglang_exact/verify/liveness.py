@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from sglang_exact.verify.arms import LONG, Arm
 from sglang_exact.verify.model import DIFFERENT, EQUAL, Outcome, Reference, ServerInfo
+
+# Servers may say no to these: long prompts, seeds, penalties.
+OPTIONAL = ("seeds", "penalties", *LONG)
 
 
 @dataclass(slots=True)
@@ -184,9 +188,33 @@ def _prompt_tokens(evidence: Evidence, answered: list[Outcome]) -> list[str]:
     return []
 
 
-def _stopped(_: Evidence, answered: list[Outcome]) -> list[str]:
+def _stopped(evidence: Evidence, answered: list[Outcome]) -> list[str]:
     if not any(o.finish.startswith("stop") for o in answered):
         return ["no generation ended by itself: every one ran into max_new_tokens"]
+    strings = [o for o in answered if _sampling(evidence, o).get("stop")]
+    if strings and not any(o.finish.startswith("stop") for o in strings):
+        return ["no generation was ended by a stop string"]
+    return []
+
+
+def _sampling(evidence: Evidence, outcome: Outcome) -> dict[str, Any]:
+    found = evidence.references[outcome.case].params.get("sampling")
+    return found if isinstance(found, dict) else {}
+
+
+def _counted_steps(_: Evidence, answered: list[Outcome]) -> list[str]:
+    return _counted(answered)[1]
+
+
+def _altered(evidence: Evidence, answered: list[Outcome]) -> list[str]:
+    """The parameters did something: with others the same prompt has other tokens."""
+    by_prompt: dict[str, set[tuple[int, ...]]] = {}
+    for outcome in answered:
+        reference = evidence.references[outcome.case]
+        if _sampling(evidence, outcome):
+            by_prompt.setdefault(reference.prompt, set()).add(reference.answer.ids)
+    if all(len(found) < 2 for found in by_prompt.values()):
+        return ["penalties and bias changed no token: they had no effect"]
     return []
 
 
@@ -254,6 +282,8 @@ CLAIMS: dict[str, Callable[[Evidence, list[Outcome]], list[str]]] = {
     "cached": _cached,
     "prompt-tokens": _prompt_tokens,
     "stopped": _stopped,
+    "counted": _counted_steps,
+    "altered": _altered,
     "sampled-neighbours": _sampled_neighbours,
     "prefill-neighbours": _prefill_neighbours,
     "seeded": _seeded,
@@ -274,7 +304,7 @@ def not_offered(evidence: Evidence) -> str | None:
         for o in (*evidence.outcomes, *evidence.neighbours)
         if o.status == "refused"
     }
-    optional = arm.cases == "seeds" or arm.cases in LONG or bool(arm.neighbours)
+    optional = arm.cases in OPTIONAL or bool(arm.neighbours)
     if optional and refusals:
         return f"the server refuses: {sorted(refusals)[0]}"
     fields = [server.fields for server in evidence.servers]

@@ -23,13 +23,17 @@ NOT_REACHED = "not reached"
 
 
 class Prompt(NamedTuple):
-    """One prompt: exactly one of `text` and `ids` is set."""
+    """One prompt: exactly one of `text` and `ids` is set.
+
+    `sampling` holds the user's own sampling parameters, sorted JSON or "".
+    """
 
     id: str
     kind: str
     text: str | None = None
     ids: tuple[int, ...] | None = None
     max_new_tokens: int | None = None
+    sampling: str = ""
 
     def sha256(self) -> str:
         """Hash of what is sent: UTF-8 text, or the decimal ids joined by commas."""
@@ -48,15 +52,19 @@ class Case(NamedTuple):
     seed: int | None = None
     # (start, stop, step) of the ids that end the generation.
     stop_ids: tuple[int, int, int] | None = None
+    # Further sampling parameters, sorted JSON; they win over those above.
+    sampling: str = ""
 
     def params(self) -> dict[str, Any]:
         """The sampling parameters as they are recorded and hashed."""
+        more = {"sampling": orjson.loads(self.sampling)} if self.sampling else {}
         return {
             "max_new_tokens": self.max_new_tokens,
             "ignore_eos": self.ignore_eos,
             "temperature": self.temperature,
             "seed": self.seed,
             "stop_ids": None if self.stop_ids is None else list(self.stop_ids),
+            **more,
         }
 
     def key(self) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -32,15 +32,33 @@ REPEAT_PROMPTS = 8
 SEEDS = (11, 12)
 SEED_PROMPTS = 6
 SEED_TEMPERATURE = 0.8
+SEED_TOKENS = 128
 STOP_TOKENS = 256
 STOP_PROMPTS = 12
 # Every 64th id ends the generation, so that it ends somewhere on any model, also on one
 # with random weights that never says EOS.
 STOP_EVERY = 64
+# Rare letters, in another order for every prompt: where one block brings two of them,
+# the order of the list must not decide.
+STOP_STRINGS = ("z", "q", "x", "j", "k", "v", "w")
+PENALTY_TOKENS = 64
+PENALTY_PROMPTS = 4
+# Makes two tokens repeat, so that penalties bite within a few tokens on any model.
+LIKELY = {"17": 6.0, "23": 5.5}
+PENALTIES: tuple[dict[str, Any], ...] = (
+    {"logit_bias": LIKELY},
+    {"frequency_penalty": 0.7, "presence_penalty": 0.4, "logit_bias": LIKELY},
+    {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "logit_bias": LIKELY},
+)
+LONG_REPEATS = 8
 
 
 class Settings(NamedTuple):
-    """What the user chose. `tokens` None: the suite's own length."""
+    """What the user chose. `tokens` None: the suite's own length.
+
+    `max_prompt_tokens` cuts the long prompts; an arm that claims more tokens than it
+    then has is "not exercised".
+    """
 
     suite: str = "standard"
     arms: tuple[str, ...] = ()
@@ -50,6 +68,8 @@ class Settings(NamedTuple):
     num_prompts: int | None = None
     seed: int = 20261
     top: int = 5
+    long_repeats: int = LONG_REPEATS
+    max_prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +140,32 @@ def build(settings: Settings, *, by_ids: bool, vocab_size: int | None) -> Plan:
     return Plan(settings, planned, by_ids, vocab_size)
 
 
+def user_case(prompt: Prompt, length: int) -> Case:
+    """A prompt with the sampling parameters of its own."""
+    own = orjson.loads(prompt.sampling) if prompt.sampling else {}
+    return Case(
+        prompt,
+        length,
+        ignore_eos=own.pop("ignore_eos", True),
+        temperature=float(own.pop("temperature", 0.0)),
+        seed=own.pop("sampling_seed", None),
+        sampling=prompt_sets.sampling_json(own),
+    )
+
+
+def with_sampling(case: Case, **more: Any) -> Case:
+    """The case with further sampling parameters."""
+    own = orjson.loads(case.sampling) if case.sampling else {}
+    return case._replace(sampling=prompt_sets.sampling_json(own | more))
+
+
 class _Builder:
     def __init__(self, settings: Settings, by_ids: bool, vocab_size: int | None):
         self.settings = settings
         self.by_ids = by_ids
         self.vocab_size = vocab_size
         self.prompts, self.refusal = self._prompts()
-        self.base = [Case(p, self._length(p)) for p in self.prompts]
+        self.base = [user_case(p, self._length(p)) for p in self.prompts]
 
     def _prompts(self) -> tuple[list[Prompt], str]:
         settings = self.settings
@@ -162,35 +201,68 @@ class _Builder:
     def cases(self, arm: Arm) -> tuple[list[Case], str]:
         """The cases of an arm, or why there are none."""
         if arm.cases in LONG:
-            if self.vocab_size is None:
-                return [], "the vocabulary size is " + UNKNOWN
-            length, count = LONG[arm.cases]
-            made = [
-                prompt_sets.id_prompt(
-                    f"{arm.cases}-{i}", length, self.vocab_size, self.settings.seed
-                )
-                for i in range(count)
-            ]
-            return [Case(p, self._short(LONG_TOKENS, p)) for p in made], ""
+            return self._long(arm)
         if self.refusal:
             return [], self.refusal
-        if arm.cases == "repeats":
-            few = self.prompts[:REPEAT_PROMPTS]
-            return [Case(p, self._short(REPEAT_TOKENS, p)) for p in few], ""
-        if arm.cases == "seeds":
-            return [
-                Case(p, self._short(128, p), temperature=SEED_TEMPERATURE, seed=seed)
-                for p in self.prompts[:SEED_PROMPTS]
-                for seed in SEEDS
-            ], ""
-        if arm.cases == "stops":
-            size = self.vocab_size
-            stop = None if size is None else (STOP_EVERY - 1, size, STOP_EVERY)
-            return [
-                Case(p, self._short(STOP_TOKENS, p), ignore_eos=False, stop_ids=stop)
-                for p in self.prompts[:STOP_PROMPTS]
-            ], ""
-        return self.base, ""
+        made = {
+            "repeats": self._repeats,
+            "seeds": self._seeds,
+            "stops": self._stops,
+            "penalties": self._penalties,
+        }
+        return made[arm.cases]() if arm.cases in made else self.base, ""
+
+    def _long(self, arm: Arm) -> tuple[list[Case], str]:
+        if self.vocab_size is None:
+            return [], "the vocabulary size is " + UNKNOWN
+        length, count = LONG[arm.cases]
+        length = min(length, self.settings.max_prompt_tokens or length)
+        made = [
+            prompt_sets.id_prompt(
+                f"{arm.cases}-{i}", length, self.vocab_size, self.settings.seed
+            )
+            for i in range(count)
+        ]
+        return [Case(p, self._short(LONG_TOKENS, p)) for p in made], ""
+
+    def _few(self, prompts: int, tokens: int) -> list[Case]:
+        """The first prompts with short answers."""
+        return [user_case(p, self._short(tokens, p)) for p in self.prompts[:prompts]]
+
+    def _repeats(self) -> list[Case]:
+        return self._few(REPEAT_PROMPTS, REPEAT_TOKENS)
+
+    def _seeds(self) -> list[Case]:
+        found = []
+        for case in self._few(SEED_PROMPTS, SEED_TOKENS):
+            hot = case._replace(temperature=SEED_TEMPERATURE)
+            found += [hot._replace(seed=seed) for seed in SEEDS]
+            found.append(with_sampling(found[-1], top_p=0.9, top_k=40))
+        return found
+
+    def _stops(self) -> list[Case]:
+        size = self.vocab_size
+        stop = None if size is None else (STOP_EVERY - 1, size, STOP_EVERY)
+        few = self._few(STOP_PROMPTS, STOP_TOKENS)
+        ends = [case._replace(ignore_eos=False, stop_ids=stop) for case in few]
+        if self.by_ids:
+            return ends
+        # Without a tokenizer the server knows no strings.
+        for number, case in enumerate(few):
+            start = number % len(STOP_STRINGS)
+            strings = [*STOP_STRINGS[start:], *STOP_STRINGS[:start]]
+            ends.append(with_sampling(case._replace(ignore_eos=False), stop=strings))
+        return ends
+
+    def _penalties(self) -> list[Case]:
+        found = []
+        for case in self._few(PENALTY_PROMPTS, PENALTY_TOKENS):
+            found += [case, *(with_sampling(case, **more) for more in PENALTIES)]
+            half = max(case.max_new_tokens // 2, 1)
+            held = with_sampling(case, min_new_tokens=half, logit_bias=LIKELY)
+            ends = (int(min(LIKELY)), int(max(LIKELY)) + 1, 1)
+            found.append(held._replace(ignore_eos=False, stop_ids=ends))
+        return found
 
     def arm(self, arm: Arm) -> PlannedArm:
         """The requests of one arm."""
@@ -201,6 +273,8 @@ class _Builder:
         total = len(cases) * arm.rounds
         if arm.cases == "repeats":
             total = self.settings.repeats
+        elif arm.name == "long-repeat":
+            total = self.settings.long_repeats
         elif arm.in_flight > 4:
             total = max(total, 2 * arm.in_flight)
         jobs = tuple(Job(cases[i % len(cases)], i, manner) for i in range(total))

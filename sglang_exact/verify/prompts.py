@@ -16,6 +16,11 @@ BUILT_IN = 24
 # Enough room on either side for the special tokens of the usual vocabularies: those
 # sit in the first few hundred ids or in the last thousand.
 RESERVED_IDS = 1024
+SAMPLING_TYPES = {
+    "temperature": (int, float),
+    "sampling_seed": (int,),
+    "ignore_eos": (bool,),
+}
 
 
 class PromptError(ValueError):
@@ -58,7 +63,8 @@ def load_jsonl(path: Path) -> list[Prompt]:
     """The user's prompts.
 
     One JSON object per line: `text` (or `prompt`) or `input_ids`, and optionally `id`,
-    `kind`, `max_new_tokens`. Raises PromptError with every bad line at once.
+    `kind`, `max_new_tokens`, `sampling_params`. Raises PromptError with every bad line
+    at once.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -102,10 +108,26 @@ def _prompt(row: Any, number: int) -> Prompt:
     length = row.get("max_new_tokens")
     if length is not None and (type(length) is not int or length < 1):
         raise ValueError("max_new_tokens must be a positive integer")
+    sampling = row.get("sampling_params") or {}
+    if not isinstance(sampling, dict) or {"max_new_tokens", "n"} & set(sampling):
+        raise ValueError(
+            "sampling_params must be an object without n and max_new_tokens"
+        )
+    for key, kinds in SAMPLING_TYPES.items():
+        if key in sampling and type(sampling[key]) not in kinds:
+            raise ValueError(f"sampling_params.{key} is of another type")
     return Prompt(
         str(row.get("id", f"user-{number:03d}")),
         str(row.get("kind", "user")),
         text=text,
         ids=None if ids is None else tuple(ids),
         max_new_tokens=length,
+        sampling=sampling_json(sampling),
     )
+
+
+def sampling_json(sampling: dict[str, Any]) -> str:
+    """Sampling parameters as sorted JSON, "" for none."""
+    if not sampling:
+        return ""
+    return orjson.dumps(sampling, option=orjson.OPT_SORT_KEYS).decode()

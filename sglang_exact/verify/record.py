@@ -8,6 +8,7 @@ a crash is dropped when it is read.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,10 @@ FORMAT = 1
 
 class RecordError(ValueError):
     """A record file cannot be used; the text says why and what to do."""
+
+
+class RecordLost(RuntimeError):
+    """The record cannot be written any further: disk full, folder gone."""
 
 
 class Contents(NamedTuple):
@@ -113,9 +118,17 @@ class Writer:
 
     def __enter__(self) -> Writer:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self._append:
-            _drop_cut_line(self.path)
-        self._file = self.path.open("ab" if self._append else "wb")
+        # Opened for appending in any case: emptied only once nobody else writes it.
+        self._file = self.path.open("ab")
+        try:
+            _lock(self._file, self.path)
+            if self._append:
+                _drop_cut_line(self.path)
+            else:
+                self._file.truncate(0)
+        except BaseException:
+            self._file.close()
+            raise
         return self
 
     def __exit__(
@@ -125,14 +138,22 @@ class Writer:
         trace: TracebackType | None,
     ) -> None:
         if self._file is not None:
-            self._file.close()
+            # What could not be written has been reported by write().
+            with contextlib.suppress(OSError):
+                self._file.close()
 
     def write(self, kind: str, row: dict[str, Any]) -> None:
-        """Append one line and flush it."""
+        """Append one line and flush it. Raises RecordLost if that is not possible."""
         if self._file is None:
             raise RuntimeError("Writer is used outside its `with` block")
-        self._file.write(orjson.dumps({"kind": kind, **row}) + b"\n")
-        self._file.flush()
+        try:
+            self._file.write(orjson.dumps({"kind": kind, **row}) + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise RecordLost(
+                f"{self.path}: cannot be written: {error.strerror}; make room, then go "
+                "on with --resume"
+            ) from error
 
     def header(self, row: dict[str, Any]) -> None:
         self.write("header", row)
@@ -165,10 +186,29 @@ class Writer:
         self.write("end", row)
 
 
+def _lock(file: BinaryIO, path: Path) -> None:
+    """One writer at a time; where the system has no such locks, nothing."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RecordError(
+            f"{path}: another run is writing it; wait for it or pass another "
+            "--output-file"
+        ) from error
+    except OSError:
+        # A file system without locks.
+        return
+
+
 def _drop_cut_line(path: Path) -> None:
     raw = path.read_bytes()
     if raw and not raw.endswith(b"\n"):
-        path.write_bytes(raw[: raw.rfind(b"\n") + 1])
+        with path.open("r+b") as file:
+            file.truncate(raw.rfind(b"\n") + 1)
 
 
 def read(path: Path) -> Contents:

@@ -16,6 +16,11 @@ from sglang_exact.verify.record import Writer
 GIVE_UP = 3
 
 
+def _asked_twice(case: Case) -> bool:
+    """A sampled answer is a reference only if the reference repeats it."""
+    return case.temperature > 0
+
+
 class Display(Protocol):
     """Where progress goes."""
 
@@ -52,9 +57,7 @@ class ReferenceBook:
         missing = {key: case for key, case in cases.items() if key not in self.answers}
         if not missing:
             return
-        total = sum(
-            c.max_new_tokens * (1 + (c.seed is not None)) for c in missing.values()
-        )
+        total = sum(c.max_new_tokens * (1 + _asked_twice(c)) for c in missing.values())
         self.display.begin("reference", total)
         await server.client.flush()
         failures = 0
@@ -89,11 +92,11 @@ class ReferenceBook:
                 "expected a server started without --speculative-*"
             )
         unstable = ""
-        if case.seed is not None:
+        if _asked_twice(case):
             again, _ = await server.ask(case, manner, self.reconnect_s)
             self.display.advance(case.max_new_tokens)
             if compare(again, answer) is not None:
-                unstable = "the reference does not repeat a seeded answer"
+                unstable = "the reference does not repeat a sampled answer"
         prompt = case.prompt
         return Reference(
             key, prompt.id, prompt.sha256(), case.params(), answer, unstable

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sglang_exact.verify import plots, summary
+from sglang_exact.verify.evidence_row import evidence_row
 from sglang_exact.verify.model import (
     COULD_NOT_RUN,
     DIVERGED,
@@ -93,7 +94,7 @@ def write_files(
     if html_file is not None:
         html_file.write_text(html(run), encoding="utf-8")
     if row_file is not None:
-        row_file.write_bytes(orjson.dumps(summary.submit_row(run)) + b"\n")
+        row_file.write_bytes(orjson.dumps(evidence_row(run)) + b"\n")
 
 
 def print_result(run: Run, console: Console) -> None:
@@ -115,7 +116,7 @@ def print_result(run: Run, console: Console) -> None:
         if row["first_divergence"]:
             _print_divergence(row["arm"], row["first_divergence"], console)
     if result["failure_bound"]:
-        console.print(Text(f"all arms together: {result['failure_bound']}"))
+        console.print(Text(f"verified arms together: {result['failure_bound']}"))
 
 
 def _json(result: dict[str, Any]) -> str:
@@ -131,7 +132,8 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     table.add_column("failure rate below")
     for row in rows:
         found = row["acceptance"]
-        bound = f"{300 / row['compared']:.2g} %" if row["failure_bound"] else ""
+        percent = summary.bound_percent(row["compared"], row["equal"])
+        bound = f"{percent} %" if row["failure_bound"] else ""
         table.add_row(
             Text(row["arm"]),
             Text(row["state"], style=STYLES.get(row["state"], "")),

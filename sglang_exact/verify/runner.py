@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from sglang_exact.verify import diagnose, liveness
 from sglang_exact.verify.arms import (
-    LONG,
     REFERENCE,
     RESTARTED,
     START_HINTS,
@@ -39,7 +38,7 @@ from sglang_exact.verify.model import (
     Sample,
 )
 from sglang_exact.verify.plan import Job, Plan, PlannedArm
-from sglang_exact.verify.record import Writer
+from sglang_exact.verify.record import RecordLost, Writer
 from sglang_exact.verify.reference import Display, ReferenceBook
 
 PROBED_CASES = 2
@@ -59,6 +58,7 @@ class Options(NamedTuple):
     restart_timeout_s: float = 1800.0
     self_reference: bool = False
     frozen_reference: bool = False
+    hooks_off: tuple[str, ...] = ()
 
 
 class Runner:
@@ -90,18 +90,21 @@ class Runner:
         self.results: list[ArmResult] = []
         self.probes: list[Outcome] = []
         self.interrupted = False
+        self.broken = ""
         self._probed: set[tuple[str, str]] = set()
 
     async def run(self) -> None:
         """Record what the reference lacks, then run every arm in order.
 
         An interruption keeps what is there: `interrupted` is set and the rest of the
-        arms is "not reached".
+        arms is "not reached". So does a record that cannot be written: `broken`.
         """
         try:
             await self.record_references()
             for planned in self.plan.arms:
                 await self._arm(planned)
+        except RecordLost as error:
+            self.broken = str(error)
         except asyncio.CancelledError:
             self.interrupted = True
             task = asyncio.current_task()
@@ -150,8 +153,13 @@ class Runner:
         found = self.fleet.role(planned.arm.role)
         if planned.arm.role == RESTARTED and not found and self.options.restart_command:
             return [self.fleet.tested]
-        if planned.arm.role == REFERENCE and self.options.self_reference:
-            return []
+        if planned.arm.role == REFERENCE:
+            if self.options.self_reference:
+                return []
+            # A plain server that is tested against a record of a plain server.
+            tested = self.fleet.tested
+            if not found and tested.info.speculative() is False:
+                return [tested]
         return found
 
     def _blocked(self, planned: PlannedArm, servers: list[Server]) -> list[str]:
@@ -159,7 +167,9 @@ class Runner:
             return [planned.refusal]
         if not servers:
             if planned.arm.role == REFERENCE and self.options.frozen_reference:
-                return ["the reference is a record, its server is not asked"]
+                return [
+                    "the reference is a record; no plain server is there to be asked"
+                ]
             return [START_HINTS[planned.arm.role]]
         return self.book.lacking(planned)
 
@@ -167,7 +177,7 @@ class Runner:
         """Is what blocks the arm something that nobody offers, rather than a lack?"""
         if planned.arm.role == REFERENCE and not servers:
             return self.options.frozen_reference
-        optional = planned.arm.cases == "seeds" or planned.arm.cases in LONG
+        optional = planned.arm.cases in liveness.OPTIONAL
         return optional and self.book.all_refused(planned)
 
     def _keep(self, planned: PlannedArm, before: ArmResult | None) -> list[Outcome]:
@@ -236,6 +246,8 @@ class Runner:
                 pause = self._stagger(planned)
                 for number in range(min(arm.in_flight, len(todo))):
                     group.create_task(run.worker(number * pause))
+        except* RecordLost as lost:
+            raise RecordLost(str(lost.exceptions[0])) from lost
         finally:
             await company.stop(neighbours)
         result.notes += server.returns[seen:]
@@ -299,6 +311,8 @@ class Runner:
             self._other_widths(planned),
         )
         claims = liveness.unmet(evidence)
+        taint = self._not_the_release(servers)
+        claims += taint
         failed = [o for o in result.outcomes if o.status == FAILED]
         refused = [o for o in result.outcomes if o.status == REFUSED]
         said = list(dict.fromkeys(o.message for o in (*failed, *refused)))[:3]
@@ -308,7 +322,7 @@ class Runner:
         elif failed:
             result.state = COULD_NOT_RUN
             result.reasons = [f"{len(failed)} requests failed", *said]
-        elif claims and (off := liveness.not_offered(evidence)):
+        elif claims and (off := liveness.not_offered(evidence)) and not taint:
             result.state, result.reasons = NOT_OFFERED, [off]
         elif claims:
             result.state, result.reasons = NOT_EXERCISED, [*said, *claims]
@@ -317,6 +331,19 @@ class Runner:
         else:
             result.state = VERIFIED
         result.notes += company.notes()
+
+    def _not_the_release(self, servers: list[Server]) -> list[str]:
+        """Why equal answers would not be evidence, from what the servers say."""
+        reference = self.fleet.reference
+        asked = [*servers, *([reference] if reference else [])]
+        return [
+            *self.options.hooks_off,
+            *(
+                f"the {server.label} server came back with another set-up: {change}"
+                for server in {s.label: s for s in asked}.values()
+                for change in server.changed
+            ),
+        ]
 
     def _other_widths(self, planned: PlannedArm) -> set[int]:
         if planned.arm.role != WIDTH:

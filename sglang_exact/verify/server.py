@@ -10,7 +10,7 @@ import orjson
 
 from sglang_exact.verify.client import Client, Lost, Refused
 from sglang_exact.verify.model import ServerInfo
-from sglang_exact.verify.wire import clean
+from sglang_exact.verify.wire import MAX_ID, clean
 
 # A closed list: /server_info also holds the API key and the launch command.
 FIELDS = (
@@ -53,6 +53,9 @@ FIELDS = (
     "speculative_num_draft_tokens",
     "speculative_dflash_block_size",
 )
+# Not the same after a plain restart: profiled, or drawn at random.
+VOLATILE = ("random_seed", "max_total_num_tokens", "max_req_input_len")
+ATTESTED = ("version", "numerics", "digest", "hooks", "test_settings")
 # Two servers that differ here are not covered by one promise.
 SAME = (
     "model_path",
@@ -122,12 +125,42 @@ async def current_identity(client: Client) -> str | None:
     return identity(body) if isinstance(body, dict) else None
 
 
+def _set_up(info: ServerInfo) -> dict[str, Any]:
+    rows = {k: v for k, v in info.fields.items() if k not in VOLATILE}
+    return rows | {f"sglang_exact.{k}": info.exact.get(k) for k in ATTESTED}
+
+
 def set_up_digest(info: ServerInfo) -> str:
     """Hash of the set-up alone: equal before and after a plain restart."""
-    rows = {k: v for k, v in info.fields.items() if k != "random_seed"}
-    numerics = {k: info.exact.get(k) for k in ("version", "numerics", "digest")}
-    blob = orjson.dumps([rows, numerics], option=orjson.OPT_SORT_KEYS)
+    blob = orjson.dumps(_set_up(info), option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(blob).hexdigest()[:16]
+
+
+def changes(before: ServerInfo, after: ServerInfo) -> list[str]:
+    """What a server says about its set-up that it did not say before."""
+    old, new = _set_up(before), _set_up(after)
+    return [
+        f"{key}: {old.get(key)!r} before, {new.get(key)!r} now"
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key)
+    ]
+
+
+def hooks_off(info: ServerInfo) -> str | None:
+    """A reason why a server's own attestation rules out "verified", or None.
+
+    With a hook off it is not the release that makes the promise, and answers that are
+    equal all the same say nothing about the release.
+    """
+    tests = info.exact.get("test_settings")
+    off = tests.get("disabled_hooks") if isinstance(tests, dict) else None
+    if not off:
+        return None
+    shown = ", ".join(map(str, off)) if isinstance(off, list) else str(off)
+    return (
+        f"the {info.label} server attests that hooks are off ({clean(shown)}): unset "
+        "SGLANG_EXACT_TEST_DISABLE_HOOKS there"
+    )
 
 
 def mismatches(tested: ServerInfo, reference: ServerInfo) -> list[str]:
@@ -183,4 +216,4 @@ def _effective_running(body: dict[str, Any]) -> int | None:
         if isinstance(state, dict)
         and type(state.get("effective_max_running_requests_per_dp")) is int
     ]
-    return sum(found) if found else None
+    return min(sum(found), MAX_ID) if found else None

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import orjson
 
 from sglang_exact import __version__
 from sglang_exact.verify import plan as planning
@@ -16,7 +19,7 @@ from sglang_exact.verify import server as server_facts
 from sglang_exact.verify.arms import REFERENCE
 from sglang_exact.verify.client import Failed
 from sglang_exact.verify.fleet import Address, Fleet, connect
-from sglang_exact.verify.model import ArmResult, Case
+from sglang_exact.verify.model import ArmResult, Case, Reference
 from sglang_exact.verify.plan import Plan, Settings
 from sglang_exact.verify.reference import Display
 from sglang_exact.verify.runner import Options, Runner
@@ -62,29 +65,38 @@ async def verify(inputs: Inputs, display: DisplayFactory) -> Run:
         given = _given_reference(inputs)
         plan = _plan(inputs, fleet, given)
         header = _header(inputs, plan, fleet)
+        if given is not None:
+            header["reference_digest"] = _reference_digest(plan, given.references)
         earlier = _resume(inputs, header)
         references = dict(given.references) if given else {}
         references |= earlier.references if earlier else {}
         done = {r.name: r for r in earlier.results} if earlier else {}
+        servers = [server.info for server in fleet.servers]
+        if given is not None:
+            servers += [s._replace(label=REFERENCE) for s in given.servers[:1]]
         options = inputs.options._replace(
             self_reference=given is None and fleet.reference is None,
             frozen_reference=given is not None,
+            hooks_off=tuple(filter(None, map(server_facts.hooks_off, servers))),
         )
         writer = stack.enter_context(
             record.Writer(inputs.output, append=earlier is not None)
         )
         writer.header(header)
-        servers = [server.info for server in fleet.servers]
-        if given is not None:
-            servers += [s._replace(label=REFERENCE) for s in given.servers[:1]]
         for info in servers:
             writer.server(info)
+        if given is not None and earlier is None:
+            # The report has to show them when the other record is elsewhere.
+            for key in plan.cases():
+                if key in references:
+                    writer.reference(references[key])
         shown = stack.enter_context(display(_tokens(plan, references, done, given)))
         refusals = given.refusals if given else {}
         runner = Runner(plan, fleet, writer, shown, options, references, refusals, done)
         await runner.run()
         finished = now()
-        writer.end({"finished": finished, "interrupted": runner.interrupted})
+        if not runner.broken:
+            writer.end({"finished": finished, "interrupted": runner.interrupted})
         probes = (earlier.probes if earlier else []) + runner.probes
         return Run(
             earlier.header if earlier else header,
@@ -94,6 +106,7 @@ async def verify(inputs: Inputs, display: DisplayFactory) -> Run:
             probes,
             runner.interrupted,
             finished,
+            runner.broken,
         )
 
 
@@ -202,6 +215,10 @@ def _header(inputs: Inputs, plan: Plan, fleet: Fleet) -> dict[str, Any]:
         "arms": list(settings.arms),
         "repeats": settings.repeats,
         "seed": settings.seed,
+        "tokens": settings.tokens,
+        "num_prompts": settings.num_prompts,
+        "long_repeats": settings.long_repeats,
+        "max_prompt_tokens": settings.max_prompt_tokens,
         "prompts": _shown(settings.prompts),
         "reference": _shown(inputs.reference_file),
         "record": _shown(inputs.output),
@@ -210,6 +227,14 @@ def _header(inputs: Inputs, plan: Plan, fleet: Fleet) -> dict[str, Any]:
         "vocab_size": plan.vocab_size,
         "set_up": [server_facts.set_up_digest(s.info) for s in fleet.servers],
     }
+
+
+def _reference_digest(plan: Plan, answers: dict[str, Reference]) -> str:
+    """Hash over the reference answers that the plan needs."""
+    digests = [
+        [key, answers[key].answer.digest()] for key in plan.cases() if key in answers
+    ]
+    return hashlib.sha256(orjson.dumps(digests)).hexdigest()[:16]
 
 
 def _shown(path: Path | None) -> str | None:
@@ -221,13 +246,14 @@ def _resume(inputs: Inputs, header: dict[str, Any]) -> record.Contents | None:
         return None
     earlier = record.read(inputs.output)
     reasons = [
-        f"{what}: found {earlier.header.get(key)!r}, expected {header[key]!r}"
+        f"{what}: found {earlier.header.get(key)!r}, expected {header.get(key)!r}"
         for key, what in (
             ("plan", "another plan"),
             ("set_up", "servers of another set-up"),
+            ("reference_digest", "another reference"),
             ("tool_version", "another version of this tool"),
         )
-        if earlier.header.get(key) != header[key]
+        if earlier.header.get(key) != header.get(key)
     ]
     if reasons:
         raise record.RecordError(
@@ -239,7 +265,7 @@ def _resume(inputs: Inputs, header: dict[str, Any]) -> record.Contents | None:
 
 def _missing(cases: dict[str, Case], references: dict[str, Any]) -> int:
     return sum(
-        case.max_new_tokens * (1 + (case.seed is not None))
+        case.max_new_tokens * (1 + (case.temperature > 0))
         for key, case in cases.items()
         if key not in references
     )

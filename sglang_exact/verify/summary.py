@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from sglang_exact.verify import server as server_facts
@@ -42,6 +44,7 @@ class Run:
     probes: list[Outcome]
     interrupted: bool = False
     finished: str = ""
+    broken: str = ""
     suspicions: dict[str, Suspicion] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -65,6 +68,8 @@ def verdict(run: Run) -> str:
     states = [result.state for result in run.results]
     if DIVERGED in states:
         return "divergence"
+    if run.broken:
+        return "not verified"
     named = set(run.header.get("arms") or ())
     fine = all(
         r.state == VERIFIED or (r.state == NOT_OFFERED and r.name not in named)
@@ -79,11 +84,34 @@ def counts(outcomes: Iterable[Outcome]) -> tuple[int, int]:
     return len(compared), sum(o.status == EQUAL for o in compared)
 
 
-def failure_bound(compared: int, equal: int) -> str | None:
-    """What `compared` clean answers say about the failure rate: below 3/n at 95 %."""
+def bound_percent(compared: int, equal: int) -> str | None:
+    """The upper bound in per cent of answers, rounded up to two digits.
+
+    Rule of three (Hanley and Lippman-Hand, 1983): with 0 failures in n independent
+    answers, 3/n is the upper end of the 95 % interval of the failure rate.
+    """
     if compared < FEWEST_FOR_BOUND or equal != compared:
         return None
-    return f"failure rate below {300 / compared:.2g} % (3/n, n = {compared:,}, 95 %)"
+    exact = Fraction(300, compared)
+    step = Fraction(10) ** (math.floor(math.log10(300 / compared)) - 1)
+    return f"{float(math.ceil(exact / step) * step):.2g}"
+
+
+def failure_bound(compared: int, equal: int) -> str | None:
+    """What `compared` clean answers say about the failure rate, None for too few."""
+    found = bound_percent(compared, equal)
+    if found is None:
+        return None
+    return (
+        f"0 of {compared:,} answers differ: failure rate below {found} % with 95 % "
+        f"confidence (rule of three, 3/{compared:,})"
+    )
+
+
+def total_bound(run: Run) -> str | None:
+    """The bound over the arms that were verified."""
+    good = [r for r in run.results if r.state == VERIFIED]
+    return failure_bound(*counts(o for r in good for o in r.outcomes))
 
 
 def acceptance(outcomes: Iterable[Outcome]) -> dict[str, Any] | None:
@@ -131,6 +159,8 @@ def headline(run: Run) -> str:
         return f"verified: {size}{tail}"
     if word == "interrupted":
         return f"INTERRUPTED, partial result: {size}"
+    if run.broken:
+        return f"NOT VERIFIED, {run.broken}: {size}"
     open_arms = [r.name for r in run.results if r.state != VERIFIED]
     return f"NOT VERIFIED, {_some(open_arms) or 'nothing was asked'}: {size}"
 
@@ -210,11 +240,12 @@ def to_json(run: Run) -> dict[str, Any]:
         "headline": headline(run),
         "verdict": word,
         "exit_status": EXIT[word],
-        "partial": run.interrupted,
+        "partial": run.interrupted or bool(run.broken),
+        "broken": run.broken or None,
         "compared": compared,
         "equal": equal,
         "with_logprobs": sum(o.has_logprobs for r in run.results for o in r.outcomes),
-        "failure_bound": failure_bound(compared, equal),
+        "failure_bound": total_bound(run),
         "set_up_differences": apart,
         "numerics": tested.exact.get("numerics") if tested else None,
         "test_settings": (tested.exact.get("test_settings") or None)
@@ -228,44 +259,6 @@ def to_json(run: Run) -> dict[str, Any]:
             "reference_cases": len(run.references),
             "reference_tokens": sum(len(r.answer.ids) for r in run.references.values()),
         },
-    }
-
-
-def submit_row(run: Run) -> dict[str, Any]:
-    """One flat row for a table of evidence: what was verified, on what, how much."""
-    tested = run.server(TESTED)
-    fields = tested.fields if tested else {}
-    exact = tested.exact if tested else {}
-    compared, equal = counts(o for r in run.results for o in r.outcomes)
-    everything = acceptance(
-        o for r in run.results if r.name == "speculation" for o in r.outcomes
-    )
-    return {
-        "kind": "verify",
-        "verdict": verdict(run),
-        "headline": headline(run),
-        "date": run.finished,
-        "tool_version": run.header.get("tool_version"),
-        "suite": run.header.get("suite"),
-        "compared": compared,
-        "equal": equal,
-        "tokens": sum(o.tokens for r in run.results for o in r.outcomes),
-        "failure_bound": failure_bound(compared, equal),
-        "arms": {r.name: r.state for r in run.results},
-        "acceptance_macro": everything["macro"] if everything else None,
-        "acceptance_micro": everything["micro"] if everything else None,
-        "model": fields.get("model_path"),
-        "dtype": fields.get("dtype"),
-        "quantization": fields.get("quantization"),
-        "tp_size": fields.get("tp_size"),
-        "speculative_algorithm": fields.get("speculative_algorithm"),
-        "draft_tokens": fields.get("speculative_num_draft_tokens"),
-        "host_version": fields.get("version"),
-        "gpu": exact.get("gpu"),
-        "numerics": exact.get("numerics"),
-        "exact_version": exact.get("version"),
-        "exact_digest": exact.get("digest"),
-        "test_settings": exact.get("test_settings"),
     }
 
 

@@ -17,6 +17,7 @@ from sglang_exact.verify.bits import float32_bits
 from sglang_exact.verify.model import Counters, Sample
 
 MAX_ID = 2**31
+MAX_WIDTH = 4096
 
 
 class BadAnswer(ValueError):
@@ -127,7 +128,7 @@ def _count(meta: dict[str, Any], key: str) -> int | None:
     value = meta.get(key)
     if value is None:
         return None
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < MAX_ID:
         raise BadAnswer(f"meta_info.{key} is {clean(value, 40)}, not a count")
     return value
 
@@ -198,7 +199,8 @@ def _counters(meta: dict[str, Any]) -> Counters:
     histogram = meta.get("spec_correct_drafts_histogram")
     if histogram is not None and not (
         isinstance(histogram, list)
-        and all(type(item) is int and item >= 0 for item in histogram)
+        and len(histogram) <= MAX_WIDTH
+        and all(type(item) is int and 0 <= item < MAX_ID for item in histogram)
     ):
         raise BadAnswer("spec_correct_drafts_histogram is not a list of counts")
     return Counters(

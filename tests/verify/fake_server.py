@@ -207,7 +207,7 @@ class FakeServer:
         self._seen.add(tuple(prompt))
         picker = _picker({} if "only-greedy" in kinds else params, self.requests)
         # Only the last tokens count, or a long prompt would take minutes.
-        context = prompt[-64:] + [len(prompt)]
+        context = prompt[-64:] + [len(prompt), *_altered_by(params)]
         ids: list[int] = []
         rows: list[list[tuple[float, int]]] = []
         finish: dict[str, Any] = {"type": "length", "length": params["max_new_tokens"]}
@@ -223,7 +223,13 @@ class FakeServer:
             rows.append(row)
             ends = token in params.get("stop_token_ids", ())
             if ends or (not params["ignore_eos"] and token % 16 == EOS):
+                if len(ids) <= params.get("min_new_tokens", 0):
+                    continue
                 finish = {"type": "stop", "matched": token}
+                break
+            letter = chr(ord("a") + token % 26)
+            if letter in params.get("stop", ()):
+                finish = {"type": "stop", "matched": letter}
                 break
         chosen = [
             next(value for value, i in row if i == token)
@@ -327,6 +333,13 @@ class FakeServer:
                 break
         await response.write(b"data: [DONE]\n\n")
         return response
+
+
+def _altered_by(params: dict[str, Any]) -> list[int]:
+    """What penalties and bias add to the context; nothing without them."""
+    names = ("frequency_penalty", "presence_penalty", "repetition_penalty")
+    found = {k: params[k] for k in (*names, "logit_bias") if k in params}
+    return list(repr(sorted(found.items())).encode()) if found else []
 
 
 def _picker(params: dict[str, Any], number: int) -> Any:

@@ -86,7 +86,7 @@ def test_files_and_json(tmp_path: Path) -> None:
     assert json.loads(out) == json.loads((tmp_path / "a/r.json").read_text())
     row = json.loads((tmp_path / "a/row.jsonl").read_text())
     assert (row["verdict"], row["compared"], row["equal"]) == ("verified", 2, 2)
-    assert row["arms"] == {"speculation": "verified"}
+    assert (row["arms"]["speculation"]["state"], row["complete"]) == ("verified", True)
     shown = asyncio.run(
         call("report", "a/run.jsonl", "--html", "again.html", cwd=tmp_path)
     )

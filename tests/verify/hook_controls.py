@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the verifier has to say about a server with one hook off, hook by hook.
+
+Every hook of `sglang_exact.hooks.ALL` is in `CONTROLS`, either with the traffic that
+shows on the CPU engine that it is off, or with the reason why the CPU cannot show it.
+Whatever the traffic shows, such a server is never "verified": it attests what is off.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sglang_exact.rehearsal.tokenizer import piece
+
+DIVERGED = "diverged"
+# The overlay's other hooks notice and refuse to answer.
+COULD_NOT_RUN = "could not run"
+# Equal answers; the attestation alone stands against them.
+ATTESTED = "not exercised"
+# The launcher refuses the name: without it nothing would refuse anything.
+REFUSED = "refused to start"
+# Nothing that runs on the CPU calls it.
+GPU = "gpu only"
+
+TOKENS = 8
+LIKELY = {"17": 6.0, "23": 5.5}
+
+
+def ids(seed: int, length: int) -> list[int]:
+    """Ids of the tiny model without the special ones, other ones for every seed."""
+    return [3 + (seed * 37 + 7 * i * i + seed * i) % 500 for i in range(length)]
+
+
+class Control(NamedTuple):
+    """One hook off, and what shows it.
+
+    `prompts` are names in PROMPTS, `arms` those of the verifier; `server` is "skip"
+    (no tokenizer), "text" or "overlap"; `also` are further hooks that must be off
+    because they are a second lock on the same door. `why` is the reason for anything
+    but DIVERGED; `gpu` the command that shows it on a GPU.
+    """
+
+    ends: str
+    prompts: tuple[str, ...] = ("greedy-a",)
+    arms: str = "speculation"
+    drafter: str | None = "dflash"
+    server: str = "skip"
+    rate: float = 0.7
+    flags: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    meanwhile: str = ""
+    why: str = ""
+    gpu: str = ""
+
+
+PROMPTS: dict[str, dict[str, Any]] = {
+    "greedy-a": {"input_ids": ids(1, 8)},
+    "greedy-b": {"input_ids": ids(2, 11)},
+    # Longer than one key tile of 256: below it decode and verify attention agree.
+    "long": {"input_ids": ids(3, 260)},
+    "frequency": {
+        "input_ids": ids(4, 9),
+        "sampling_params": {"frequency_penalty": 1.5, "logit_bias": LIKELY},
+    },
+    "two-penalties": {
+        "input_ids": ids(5, 10),
+        "sampling_params": {
+            "frequency_penalty": 0.7,
+            "presence_penalty": 0.4,
+            "logit_bias": LIKELY,
+        },
+    },
+    "seeded": {
+        "input_ids": ids(6, 7),
+        "sampling_params": {"temperature": 1.0, "sampling_seed": 7},
+    },
+    "top-p": {
+        "input_ids": ids(7, 12),
+        "sampling_params": {"temperature": 1.3, "sampling_seed": 8, "top_p": 0.8},
+    },
+    "only-likeliest": {
+        "input_ids": ids(8, 13),
+        "sampling_params": {"temperature": 0.5, "sampling_seed": 9, "top_k": 1},
+    },
+    **{f"chunk-{n}": {"input_ids": ids(10 + n, 90 + 7 * n)} for n in range(4)},
+    **{
+        f"pool-{n}": {
+            "input_ids": ids(20 + n, 16),
+            "max_new_tokens": 24,
+            "sampling_params": {"ignore_eos": False},
+        }
+        for n in range(4)
+    },
+    "long-answer": {"input_ids": ids(30, 9), "max_new_tokens": 48},
+    "near-the-end": {"input_ids": ids(31, 390), "max_new_tokens": 24},
+}
+STOPS = ("stop-order", "stop-token-first")
+
+
+def stop_prompts(answer: list[int]) -> dict[str, dict[str, Any]]:
+    """Two ends inside the block answer[5:9] of the greedy answer to "greedy-b"."""
+    words = [piece(token) for token in answer]
+    same = {"input_ids": PROMPTS["greedy-b"]["input_ids"], "max_new_tokens": 10}
+    return {
+        "stop-order": {**same, "sampling_params": {"stop": [words[8], words[6]]}},
+        "stop-token-first": {
+            **same,
+            "sampling_params": {
+                "stop": [words[7]],
+                "stop_token_ids": [answer[5]],
+                "ignore_eos": False,
+            },
+        },
+    }
+
+
+_START = Control(REFUSED, why="it is the refusal itself, or what a rank needs to start")
+_POOL = ("pool-0", "pool-1", "pool-2", "pool-3")
+_CHUNKS = ("chunk-0", "chunk-1", "chunk-2", "chunk-3")
+_SMALL_CHUNKS = ("--context-length", "512", "--chunked-prefill-size", "128")
+_SMALL_POOL = (
+    *("--context-length", "64", "--max-total-tokens", "100"),
+    *("--schedule-conservativeness", "0.1"),
+)
+
+CONTROLS: dict[str, Control] = {
+    **dict.fromkeys(
+        (
+            *("fill_arguments", "check_arguments", "attest_ranks", "check_rank"),
+            *("self_test", "attestation", "commit_guard", "mask_embedding"),
+        ),
+        _START,
+    ),
+    "gdn_verify": Control(DIVERGED),
+    "attention_verify": Control(DIVERGED, ("long",)),
+    "decode_attention": Control(DIVERGED, ("long",), drafter=None),
+    "decode_attention_scratch": Control(
+        GPU,
+        why="called when CUDA graphs are captured, which a rehearsal switches off",
+        gpu="capture fails: 'attention rows during graph capture'",
+    ),
+    "small_m_gemm": Control(
+        GPU,
+        why="wraps DeepGEMM, which no CPU runs; it is faster and has the same bits",
+        gpu="answers stay equal",
+    ),
+    "autotune": Control(
+        GPU,
+        why="the interpreter compiles nothing, so nothing is timed",
+        gpu="answers differ where two processes time different tiles",
+    ),
+    "prefill_grid": Control(
+        DIVERGED, _CHUNKS, "in-flight-8", drafter=None, flags=_SMALL_CHUNKS
+    ),
+    "prefill_grid_ignore_eos": Control(
+        DIVERGED, _CHUNKS, "in-flight-8", drafter=None, flags=_SMALL_CHUNKS
+    ),
+    "prefill_grid_first": Control(
+        ATTESTED, why="looks whether prefill_grid did its work, which it did"
+    ),
+    "prefill_grid_next": Control(
+        ATTESTED, why="looks whether prefill_grid did its work, which it did"
+    ),
+    "reservation": Control(
+        DIVERGED,
+        _POOL,
+        "in-flight-8",
+        drafter=None,
+        flags=_SMALL_POOL,
+        also=("retraction",),
+    ),
+    "reservation_pool": Control(
+        DIVERGED,
+        ("near-the-end",),
+        drafter=None,
+        flags=("--context-length", "512", "--max-total-tokens", "400"),
+    ),
+    "retraction": Control(
+        DIVERGED,
+        _POOL,
+        "in-flight-8",
+        drafter=None,
+        flags=_SMALL_POOL,
+        also=("reservation",),
+    ),
+    "retraction_pause": Control(
+        DIVERGED, ("long-answer",), drafter=None, meanwhile="retract"
+    ),
+    "retraction_pause_rank": Control(
+        ATTESTED, why="second lock behind retraction_pause, which answers first"
+    ),
+    "live_changes": Control(
+        DIVERGED, ("long-answer",), drafter=None, meanwhile="weights"
+    ),
+    "live_changes_ipc": Control(
+        ATTESTED, why="weights through CUDA memory handles: there is no CPU path"
+    ),
+    "live_changes_session": Control(
+        ATTESTED, why="opens the update of weights from another process's GPUs"
+    ),
+    "live_changes_state": Control(
+        ATTESTED, why="the thresholds it guards belong to a sampler that is replaced"
+    ),
+    "requests_check": Control(DIVERGED, ("only-likeliest",), "sampled-neighbours"),
+    "requests_beams": Control(
+        ATTESTED, why="refuses beams, for which there is no reference answer"
+    ),
+    "stop_token_by_token": Control(DIVERGED, STOPS, server="text", rate=1.0),
+    "penalties_order": Control(DIVERGED, ("two-penalties",), drafter=None),
+    "penalties_last_token": Control(
+        DIVERGED, ("frequency",), drafter=None, server="overlap"
+    ),
+    "penalties_count": Control(DIVERGED, ("frequency",)),
+    "sampling_greedy_ids": Control(
+        COULD_NOT_RUN,
+        ("greedy-a",),
+        "sampled-neighbours",
+        drafter=None,
+        why="sampling_draw refuses a mixed batch without them",
+    ),
+    "sampling_draw": Control(DIVERGED, ("top-p",), drafter=None),
+    "sampling_custom_processor": Control(
+        ATTESTED, why="a processor is a program, which the verifier does not send"
+    ),
+    "serial_requests": Control(
+        COULD_NOT_RUN, why="acceptance refuses a batch without its notes"
+    ),
+    "accept_dflash": Control(DIVERGED, ("seeded",)),
+    "accept_dflash_adjust": Control(DIVERGED, ("frequency",)),
+    "accept_dspark": Control(DIVERGED, ("seeded",), drafter="dspark"),
+    "accept_dspark_fold": Control(DIVERGED, drafter="dspark"),
+    "accept_dspark_graph": Control(
+        GPU,
+        why="asked only where CUDA graphs hold the sampler",
+        gpu="seeded answers differ",
+    ),
+    "accept_eagle": Control(DIVERGED, ("seeded",), drafter="ngram"),
+    "logprobs_top_k": Control(
+        ATTESTED, why="orders exact ties, which the comparison leaves free"
+    ),
+    "logprobs_prompt_top_k": Control(
+        ATTESTED, why="orders exact ties, which the comparison leaves free"
+    ),
+}
