@@ -5,7 +5,8 @@
         [--lengths 2048,32768] [--batch-sizes 1,8] [--steps 0:2048,32768:8192] [--tune]
 
 Parts: `sweep` tries prefill tiles (bits at several cuts, error, time); `gathered` a
-variant that copies the keys first; `prefill` times prefill steps (prefix:tokens) of
+variant that copies the keys first, `specialised` (only if named) one whose warps
+specialise; `prefill` times prefill steps (prefix:tokens) of
 ours, of the host's deterministic kernel and of its default; `attention` times decode
 and verify rows; `gdn` a verify block against one decode step. `--tune` adds other tiles
 of decode_attention.
@@ -321,6 +322,8 @@ def versions() -> dict[str, str]:
 
 
 PARTS = ("sweep", "gathered", "prefill", "attention", "gdn")
+MORE_PARTS = ("specialised",)
+"""Run only when named: a kernel that could hang belongs in a process of its own."""
 
 
 def numbers(text: str) -> list[int]:
@@ -353,7 +356,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    unknown = set(options.parts.split(",")) - set(PARTS)
+    unknown = set(options.parts.split(",")) - {*PARTS, *MORE_PARTS}
     if unknown:
         parser.error(f"found parts {sorted(unknown)}, expected some of {PARTS}")
     return options
@@ -374,6 +377,7 @@ def main() -> None:
     parts = {
         "sweep": lambda: bench_prefill.sweep(*prefill),
         "gathered": lambda: bench_prefill.sweep_gathered(*prefill),
+        "specialised": lambda: bench_prefill.specialised(*prefill),
         "prefill": lambda: bench_prefill.compare(*prefill),
         "attention": lambda: bench_attention(lengths, batch_sizes, budget),
         "gdn": lambda: bench_gdn(batch_sizes, budget),

@@ -7,6 +7,7 @@ ascend, as a server without a prefix cache mostly has them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -36,6 +37,10 @@ GATHERED = {
 }
 
 
+Attend = Callable[..., None]
+"""prefill_attention, or a variant with its arguments."""
+
+
 class Shape(NamedTuple):
     q_heads: int
     kv_heads: int
@@ -54,14 +59,16 @@ class Prompt(NamedTuple):
     def starts(self, size: int) -> torch.Tensor:
         return torch.tensor([0, size], dtype=torch.int32, device=self.q.device)
 
-    def launch(self, first: int, last: int, out: torch.Tensor) -> Callable[[], None]:
-        """Ours, for tokens first .. last; `out` [last - first, heads, dim]."""
+    def launch(
+        self, first: int, last: int, out: torch.Tensor, attend: Attend
+    ) -> Callable[[], None]:
+        """`attend` for tokens first .. last; `out` [last - first, heads, dim]."""
         ahead = len(self.slots) - len(self.q)
         q, loc = self.q[first - ahead : last - ahead], self.slots[first:last]
         qo, kv = self.starts(last - first), self.starts(first)
 
         def run() -> None:
-            prefill.prefill_attention(
+            attend(
                 q,
                 self.k,
                 self.v,
@@ -76,33 +83,15 @@ class Prompt(NamedTuple):
 
         return run
 
-    def pieces(self, cuts: tuple[int, ...], first: int = 0) -> torch.Tensor:
+    def pieces(
+        self, cuts: tuple[int, ...], attend: Attend, first: int = 0
+    ) -> torch.Tensor:
         edges = [first, *cuts, len(self.slots)]
         outs = []
         for a, b in zip(edges, edges[1:], strict=False):
             outs.append(torch.empty_like(self.q[: b - a]))
-            self.launch(a, b, outs[-1])()
+            self.launch(a, b, outs[-1], attend)()
         return torch.cat(outs)
-
-
-def gathered(
-    prompt: Prompt, first: int, tile: bench_gathered.Tile, out: torch.Tensor
-) -> Callable[[], None]:
-    """The gathering variant for tokens first .. end; its copies live with the call."""
-    last = len(prompt.slots)
-    given = {
-        "qo_indptr": prompt.starts(last - first),
-        "kv_indptr": prompt.starts(first),
-        "kv_indices": prompt.slots[:first],
-        "out_cache_loc": prompt.slots[first:],
-        "max_extend_len": last - first,
-        "sm_scale": prompt.shape.dim**-0.5,
-        "dense": {},
-    }
-    q = prompt.q[first - last :]
-    return lambda: bench_gathered.gathered_attention(
-        tile, q, prompt.k, prompt.v, out, **given
-    )
 
 
 def make_prompt(shape: Shape, prefix: int, tokens: int, device: str) -> Prompt:
@@ -124,13 +113,17 @@ def flops(shape: Shape, prefix: int, tokens: int) -> float:
     return 4.0 * shape.q_heads * shape.dim * pairs
 
 
-def bits_report(shape: Shape, length: int, device: str) -> dict[str, Any]:
+def bits_report(
+    shape: Shape, length: int, device: str, attend: Attend
+) -> dict[str, Any]:
     """Elements that differ between cuts of one prompt, and the error against fp64."""
     prompt = make_prompt(shape, 0, length, device)
-    want = prompt.pieces(())
+    want = prompt.pieces((), attend)
     cuts = [tuple(c for c in cut if c < length) for cut in CUTS]
     differing = {
-        str(cut): different_elements(prompt.pieces(cut), want) for cut in cuts if cut
+        str(cut): different_elements(prompt.pieces(cut, attend), want)
+        for cut in cuts
+        if cut
     }
     rows = torch.linspace(0, min(length, 700) - 1, 7).long().tolist()
     reference = attention_fp64(
@@ -148,21 +141,52 @@ def bits_report(shape: Shape, length: int, device: str) -> dict[str, Any]:
     }
 
 
-def long_cut(shape: Shape, prefix: int, tokens: int, device: str) -> int:
-    """Differing elements of a step after a long prefix, in one piece and in two."""
+def long_cut(
+    shape: Shape, prefix: int, tokens: int, device: str, attend: Attend
+) -> dict[str, int]:
+    """Differing elements after a long prefix: in two pieces, and beside ours."""
     prompt = make_prompt(shape, prefix, tokens, device)
     middle = prefix + tokens // 2 + 1
-    whole = prompt.pieces((), prefix)
-    return different_elements(prompt.pieces((middle,), prefix), whole)
+    whole = prompt.pieces((), attend, prefix)
+    ours = prompt.pieces((), prefill.prefill_attention, prefix)
+    return {
+        "differing_long": different_elements(
+            prompt.pieces((middle,), attend, prefix), whole
+        ),
+        "differing_from_ours": different_elements(whole, ours),
+    }
+
+
+def measure(
+    shape: Shape, steps: list[tuple[int, int]], device: str, attend: Attend
+) -> Iterator[dict[str, Any]]:
+    """Bits, error and microseconds per step of one kernel, piece by piece.
+
+    A kernel that does not fit the chip or fails is recorded.
+    """
+    try:
+        yield bits_report(
+            shape, min(CUT_LENGTH, max(t for _, t in steps)), device, attend
+        )
+        for prefix, tokens in steps:
+            prompt = make_prompt(shape, prefix, tokens, device)
+            out = torch.empty_like(prompt.q)
+            run = prompt.launch(prefix, prefix + tokens, out, attend)
+            time_us = time_steady_us(run, device)
+            work = flops(shape, prefix, tokens)
+            yield {
+                f"{tokens}@{prefix}_us": time_us,
+                f"{tokens}@{prefix}_tflops": work / time_us / 1e6,
+            }
+        yield long_cut(shape, *steps[-1], device, attend)
+    except (triton.runtime.errors.OutOfResources, RuntimeError) as error:
+        yield {"error": f"{type(error).__name__}: {error}"[:300]}
 
 
 def sweep(
     shape: Shape, steps: list[tuple[int, int]], device: str, budget: Budget
 ) -> Iterator[dict[str, Any]]:
-    """Every candidate: errors, bits at several cuts, microseconds per step.
-
-    A candidate that does not fit the chip is recorded; the product never tries one.
-    """
+    """Every candidate tile; the product never tries one."""
     key = arch.capability(torch.device(device)) or 90
     kept = prefill._TILES[key]
     candidates = [kept]
@@ -173,14 +197,8 @@ def sweep(
         prefill._TILES[key] = tile
         entry: dict[str, Any] = {"tile": list(tile), "product": tile == kept}
         try:
-            entry |= bits_report(shape, min(CUT_LENGTH, max(steps)[1]), device)
-            for prefix, tokens in steps:
-                prompt = make_prompt(shape, prefix, tokens, device)
-                run = prompt.launch(prefix, prefix + tokens, torch.empty_like(prompt.q))
-                entry[f"{tokens}@{prefix}_us"] = time_steady_us(run, device)
-            entry["differing_long"] = long_cut(shape, *steps[-1], device)
-        except (triton.runtime.errors.OutOfResources, RuntimeError) as error:
-            entry["error"] = f"{type(error).__name__}: {error}"[:300]
+            for part in measure(shape, steps, device, prefill.prefill_attention):
+                entry |= part
         finally:
             prefill._TILES[key] = kept
         show(entry)
@@ -190,25 +208,36 @@ def sweep(
 def sweep_gathered(
     shape: Shape, steps: list[tuple[int, int]], device: str, budget: Budget
 ) -> Iterator[dict[str, Any]]:
-    """The gathering variant: elements that differ from ours, microseconds per step."""
+    """The variant that copies the keys first, at every tile."""
     key = arch.capability(torch.device(device)) or 90
     for candidate in GATHERED[key]:
         if not budget.allows(f"gathering sweep of {candidate}"):
             continue
-        tile = bench_gathered.Tile(*candidate)
-        same_order = tile.block_n == prefill._TILES[key].block_n
-        entry: dict[str, Any] = {"tile": candidate, "comparable": same_order}
-        try:
-            for prefix, tokens in steps:
-                prompt = make_prompt(shape, prefix, tokens, device)
-                want, out = torch.empty_like(prompt.q), torch.empty_like(prompt.q)
-                prompt.launch(prefix, prefix + tokens, want)()
-                run = gathered(prompt, prefix, tile, out)
-                entry[f"{tokens}@{prefix}_us"] = time_steady_us(run, device)
-                entry[f"{tokens}@{prefix}_differing"] = different_elements(out, want)
-        except (triton.runtime.errors.OutOfResources, RuntimeError) as error:
-            entry["error"] = f"{type(error).__name__}: {error}"[:300]
+        attend = functools.partial(
+            bench_gathered.gathered_attention,
+            bench_gathered.Tile(*candidate),
+            dense={},
+        )
+        entry: dict[str, Any] = {"tile": list(candidate)}
+        for part in measure(shape, steps, device, attend):
+            entry |= part
         show(entry)
+        yield entry
+
+
+def specialised(
+    shape: Shape, steps: list[tuple[int, int]], device: str, budget: Budget
+) -> Iterator[dict[str, Any]]:
+    """The variant with specialised warps; sm90 only."""
+    if device == "cpu" or torch.cuda.get_device_capability()[0] != 9:
+        budget.left_out.append("specialised: needs sm90")
+        return
+    import bench_specialised
+
+    entry: dict[str, Any] = {}
+    for part in measure(shape, steps, device, bench_specialised.specialised_attention):
+        entry |= part
+        show(part)
         yield entry
 
 
@@ -290,7 +319,9 @@ def compare(
         if not budget.allows(f"prefill of {tokens} after {prefix}"):
             continue
         prompt = make_prompt(shape, prefix, tokens, device)
-        ours = prompt.launch(prefix, prefix + tokens, torch.empty_like(prompt.q))
+        out = torch.empty_like(prompt.q)
+        attend = prefill.prefill_attention
+        ours = prompt.launch(prefix, prefix + tokens, out, attend)
         entry: dict[str, Any] = {
             "prefix": prefix,
             "tokens": tokens,

@@ -63,7 +63,7 @@ def test_every_part_runs(tmp_path: Path) -> None:
         assert entry["mean_error"] < 2.0**-10
     assert len(found["gathered"]) == 2
     assert not any("error" in entry for entry in found["gathered"])
-    assert found["gathered"][0]["30@70_differing"] == 0
+    assert found["gathered"][0]["differing_from_ours"] == 0
     assert [e["prefix"] for e in found["prefill"]] == [0, 70]
     for entry in found["prefill"]:
         assert entry["ours_us"] > 0 and entry["host_us"] > 0
