@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile prefill_attention for sm90 and sm120 and print what it takes, as JSON.
+
+Run as a script, in a process without TRITON_INTERPRET. For each shape: bytes of shared
+memory, and per loop that multiplies, loads and stores of spilled registers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any
+
+import aot
+import triton
+
+from sglang_exact_kernels import prefill_attention as prefill
+
+SHAPES = {"27b": (6, 256), "gqa128": (4, 128), "mha64": (1, 64)}
+STRIDES = tuple(
+    f"stride_{name}"
+    for name in (
+        *("q_row", "q_head", "k_slot", "k_head"),
+        *("v_slot", "v_head", "out_row", "out_head"),
+    )
+)
+
+
+def compiled(capability: int, shape: str, sass: bool) -> Any:
+    group, dim = SHAPES[shape]
+    tile = prefill._TILES[capability]
+    block_d = triton.next_power_of_2(dim)
+    compile_kernel = aot.compile_sass if sass else aot.compile_kernel
+    return compile_kernel(
+        prefill._prefill_kernel,
+        {
+            **dict.fromkeys(("q", "k_buffer", "v_buffer", "out"), "*bf16"),
+            **dict.fromkeys(("qo_indptr", "kv_indptr"), "*i32"),
+            **dict.fromkeys(("kv_indices", "out_cache_loc"), "*i64"),
+            "qk_scale": "fp32",
+            **dict.fromkeys(("blocks", *STRIDES), "i32"),
+        },
+        {
+            "GROUP": group,
+            "D": dim,
+            "DV": dim,
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+            "BLOCK_D": block_d,
+            "BLOCK_DV": block_d,
+        },
+        capability,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        multiples_of_16=STRIDES,
+    )
+
+
+def loop_spills(sass: str) -> list[int]:
+    """LDL and STL in each innermost loop that holds tensor core instructions."""
+    lines = sass.splitlines()
+    labels: dict[str, int] = {}
+    found, ends = [], -1
+    for i, line in enumerate(lines):
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = i
+        branch = re.search(r"BRA.*?(\.L_x_\d+)", line)
+        start = labels.get(branch[1], -1) if branch else -1
+        if start <= ends:
+            continue
+        body = "\n".join(lines[start:i])
+        if re.search(r"\bHG?MMA\b", body):
+            found.append(len(re.findall(r"\b(?:LDL|STL)\b", body)))
+            ends = i
+    return found
+
+
+def main() -> None:
+    found = {
+        f"{shape} sm{capability}": {
+            "shared": compiled(capability, shape, False).metadata.shared,
+            "spills": loop_spills(compiled(capability, shape, True)),
+        }
+        for capability in prefill._TILES
+        for shape in SHAPES
+    }
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

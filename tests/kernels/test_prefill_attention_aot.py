@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""prefill_attention compiles for every architecture in its table and fits the chip."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+# Shared memory one block may take: CUDA programming guide, compute capabilities.
+LIMITS = {"90": 227 * 1024, "120": 99 * 1024}
+SPILLS = {"90": 0, "120": 4}
+"""Reloads of spilled registers that the three loops may have each."""
+
+
+def test_prefill_attention_fits_the_chip(tmp_path: Path) -> None:
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    env["TRITON_CACHE_DIR"] = str(tmp_path)
+    run = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "prefill_machine_code.py")],
+        capture_output=True,
+        text=True,
+        env=env,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert len(found) == 6
+    for name, taken in found.items():
+        chip = name.split(" sm")[1]
+        assert 0 < taken["shared"] <= LIMITS[chip], (name, taken)
+        assert len(taken["spills"]) == 3, (name, taken)
+        assert max(taken["spills"]) <= SPILLS[chip], (name, taken)
