@@ -23,9 +23,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import platform
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"))
 
 import bench_prefill
-from bench_timing import Budget, show, time_us
+from bench_timing import Budget, show, time_us, versions
 from gdn_cases import GdnShape, host_decode_step, make_case
 
 from sglang_exact_kernels import arch
@@ -308,19 +306,6 @@ def tune(lengths: list[int], budget: Budget) -> Iterator[dict[str, Any]]:
             yield entry
 
 
-def versions() -> dict[str, str]:
-    on_gpu = DEVICE == "cuda"
-    return {
-        "gpu": torch.cuda.get_device_name() if on_gpu else "none (interpreted)",
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cuda": str(torch.version.cuda),
-        "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d"),
-        "command": " ".join(sys.argv),
-    }
-
-
 PARTS = ("sweep", "gathered", "prefill", "attention", "gdn")
 MORE_PARTS = ("specialised",)
 """Run only when named: a kernel that could hang belongs in a process of its own."""
@@ -367,7 +352,7 @@ def main() -> None:
     budget = Budget(options.seconds)
     torch.manual_seed(0)
     report: dict[str, Any] = {
-        "versions": versions(),
+        "versions": versions(DEVICE),
         "draft_tokens": T,
         "left_out": budget.left_out,
     }

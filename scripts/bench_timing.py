@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -74,3 +76,17 @@ def show(entry: dict[str, Any]) -> None:
         text = f"{value:.4g}" if isinstance(value, float) else f"{value}"
         cells.append(f"{name}={text}")
     print("  ".join(cells), flush=True)
+
+
+def versions(device: str) -> dict[str, str]:
+    """What ran, for the report."""
+    on_gpu = device == "cuda"
+    return {
+        "gpu": torch.cuda.get_device_name() if on_gpu else "none (interpreted)",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cuda": str(torch.version.cuda),
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+        "command": " ".join(sys.argv),
+    }
