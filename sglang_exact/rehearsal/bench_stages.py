@@ -153,6 +153,14 @@ class Stages:
         prompts = [(r, answers.get(r.id)) for r in self.data.prompts]
         return [(r.ids, s.ids) for r, s in prompts if s is not None]
 
+    def lacking(self, role: Role, stages: list[str]) -> list[str]:
+        """Stages for which the reference's answers are not known yet."""
+        if role.arm.name == role.reference:
+            return []
+        answers = dict.fromkeys(bench_arms.STAGES, self.books.accept)
+        found: dict[str, Any] = {**answers, "decode-table": self.books.decode}
+        return [s for s in stages if s != "memory" and role.reference not in found[s]]
+
     async def memory(self, role: Role, served: Served) -> None:
         """Before anything is asked: what the host names and what NVML sees."""
         recorder = self.record("memory", {"unit": "GiB"})
@@ -227,7 +235,8 @@ class Stages:
 
     async def widths(self, role: Role, served: Served) -> None:
         """One in flight for the cost model; the main arms have it from `accept`."""
-        self.tell_oracle(self.rate, self.known(role.reference))
+        if served.name != role.reference:
+            self.tell_oracle(self.rate, self.known(role.reference))
         await self.loads(role, served, bench_arms.TITLE, self.scale.load[:1])
 
     async def decode(self, role: Role, served: Served) -> None:
