@@ -11,10 +11,8 @@ import typer
 from sglang_exact.bench import cost_model as modelling
 from sglang_exact.bench import cost_model_inputs as inputs
 from sglang_exact.bench import cost_model_table as showing
-from sglang_exact.bench import plotting
 from sglang_exact.bench.drive import CannotRun
 from sglang_exact.bench.run import BenchRun, Recorder
-from sglang_exact.bench.tables import markdown, show
 from sglang_exact.cli import bench_shared as shared
 from sglang_exact.cli.bench_shared import Label, Notes, OutputFile
 
@@ -62,14 +60,14 @@ def cost_model(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw into this file, .svg or .png.")
     ] = None,
-    markdown_file: Annotated[
+    markdown: Annotated[
         Path | None, typer.Option("--markdown", help="Write the tables here.")
     ] = None,
 ) -> None:
     """Predict speed over acceptance length and draft width from measured steps."""
     output = shared.output_path(output_file, "cost-model")
 
-    async def work() -> BenchRun:
+    async def work() -> list[str]:
         loaded = inputs.read(run_files)
         inputs.check_setups(loaded)
         name, steps = inputs.choose(
@@ -101,25 +99,10 @@ def cost_model(
             ),
         )
         Recorder(run, output).finish()
-        return run
+        shared.show(showing.tables(run), output, markdown)
+        return shared.draw(lambda: showing.plot(run, plot)) if plot is not None else []
 
-    run = shared.execute(work())
-    found = showing.tables(run)
-    for table in found:
-        show(table, shared.stdout())
-    problems = []
-    try:
-        if plot is not None:
-            showing.plot(run, plot)
-        if markdown_file is not None:
-            text = "\n".join(markdown(table) for table in found)
-            markdown_file.write_text(text, encoding="utf-8")
-    except (plotting.NoPlot, OSError) as error:
-        problems.append(str(error))
-    typer.echo(f"record: {output}")
-    for text in problems:
-        typer.echo(text, err=True)
-    raise typer.Exit(shared.COULD_NOT_RUN if problems else 0)
+    shared.leave(shared.execute(work()), output)
 
 
 def _numbers(text: str, least: float) -> list[float]:

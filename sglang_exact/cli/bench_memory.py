@@ -15,7 +15,6 @@ from sglang_exact.bench.drive import CannotRun
 from sglang_exact.bench.memory import Device, NoNvml
 from sglang_exact.bench.run import BenchRun, Recorder, load
 from sglang_exact.bench.servers import Served
-from sglang_exact.bench.tables import markdown, show
 from sglang_exact.cli import bench_shared as shared
 from sglang_exact.cli.bench_shared import (
     ApiKey,
@@ -44,7 +43,7 @@ def memory(
         bool,
         typer.Option("--resume", help="Add a server to --output-file."),
     ] = False,
-    markdown_file: Annotated[
+    markdown: Annotated[
         Path | None, typer.Option("--markdown", help="Write the table here.")
     ] = None,
 ) -> None:
@@ -55,7 +54,7 @@ def memory(
     """
     output = shared.output_path(output_file, "memory")
 
-    async def work() -> tuple[BenchRun, list[str]]:
+    async def work() -> list[str]:
         addresses = servers.parse(server or [], api_key)
         kept = load(output) if resume and output.exists() else None
         if kept is not None and kept.verb != "memory":
@@ -70,22 +69,13 @@ def memory(
             for one in found:
                 if one.name == base:
                     servers.check_plain(one)
-            return await _measure(
+            run, problems = await _measure(
                 found, base, kept, gpu_index, label, note or [], output
             )
+        shared.show([measuring.table(run)], output, markdown)
+        return problems
 
-    run, problems = shared.execute(work(), output)
-    table = measuring.table(run)
-    show(table, shared.stdout())
-    if markdown_file is not None:
-        try:
-            markdown_file.write_text(markdown(table), encoding="utf-8")
-        except OSError as error:
-            problems.append(f"no Markdown: {error}")
-    typer.echo(f"record: {output}")
-    for text in problems:
-        typer.echo(text, err=True)
-    raise typer.Exit(shared.COULD_NOT_RUN if problems else 0)
+    shared.leave(shared.execute(work(), output), output)
 
 
 async def _measure(

@@ -16,7 +16,6 @@ from sglang_exact.bench.grading import Grader, GraderMissing
 from sglang_exact.bench.quality_table import tables
 from sglang_exact.bench.run import BenchRun, Recorder
 from sglang_exact.bench.servers import Address, Served
-from sglang_exact.bench.tables import markdown, show
 from sglang_exact.cli import bench_shared as shared
 from sglang_exact.cli.bench_shared import (
     ApiKey,
@@ -58,14 +57,14 @@ def quality(
     label: Label = "",
     note: Notes = None,
     output_file: OutputFile = None,
-    markdown_file: Annotated[
+    markdown: Annotated[
         Path | None, typer.Option("--markdown", help="Write the tables here.")
     ] = None,
 ) -> None:
     """Grade the same problems on every server, problem by problem."""
     output = shared.output_path(output_file, "quality")
 
-    async def work() -> BenchRun:
+    async def work() -> list[str]:
         addresses = servers.parse(server or [], api_key)
         base = servers.choose_plain([a.name for a in addresses], plain)
         try:
@@ -103,20 +102,14 @@ def quality(
                     begin=lambda text: bar.begin(text, count),
                     done=lambda: bar.advance(1),
                 )
-        return run
+        shared.show(tables(run), output, markdown)
+        return [
+            f"{row['server']}, {row['problem']}: {row['why']}"
+            for row in run.rows
+            if row["finish"] == "failed"
+        ]
 
-    run = shared.execute(work(), output)
-    found = tables(run)
-    for table in found:
-        show(table, shared.stdout())
-    if markdown_file is not None:
-        try:
-            markdown_file.write_text("\n".join(map(markdown, found)), encoding="utf-8")
-        except OSError as error:
-            shared.cannot(f"the Markdown cannot be written: {error}")
-    typer.echo(f"record: {output}")
-    failed = any(row["finish"] == "failed" for row in run.rows)
-    raise typer.Exit(shared.COULD_NOT_RUN if failed else 0)
+    shared.leave(shared.execute(work(), output), output)
 
 
 async def _open(

@@ -21,7 +21,7 @@ def report(
     html: Annotated[
         Path, typer.Option("--html", help="The page; one file, opens offline.")
     ] = Path("sglang-exact-bench.html"),
-    markdown_file: Annotated[
+    markdown: Annotated[
         Path, typer.Option("--markdown", help="The same as Markdown.")
     ] = Path("sglang-exact-bench.md"),
 ) -> None:
@@ -36,7 +36,7 @@ def report(
     made = reporting.build(found, problems, now())
     try:
         write_atomic(html, reporting.html(made).encode())
-        write_atomic(markdown_file, reporting.markdown(made).encode())
+        write_atomic(markdown, reporting.markdown(made).encode())
     except OSError as error:
         shared.cannot(f"the report cannot be written: {error}")
     for text in made.problems:
@@ -46,5 +46,5 @@ def report(
             f"set-up {number} differs from set-up 1: {'; '.join(lines)}", err=True
         )
     typer.echo(f"page: {html}")
-    typer.echo(f"Markdown: {markdown_file}")
+    typer.echo(f"Markdown: {markdown}")
     raise typer.Exit(shared.COULD_NOT_RUN if made.problems else 0)

@@ -10,11 +10,10 @@ from typing import Annotated
 
 import typer
 
-from sglang_exact.bench import aiperf, plotting, provenance, servers
+from sglang_exact.bench import aiperf, provenance, servers
 from sglang_exact.bench import sweep as sweeping
 from sglang_exact.bench.drive import CannotRun
 from sglang_exact.bench.run import BenchRun, Recorder, load
-from sglang_exact.bench.tables import markdown, show
 from sglang_exact.cli import bench_shared as shared
 from sglang_exact.cli.bench_shared import (
     ApiKey,
@@ -33,9 +32,6 @@ class Endpoint(StrEnum):
 
     completions = "completions"
     chat = "chat"
-
-
-Numbers = list[int] | None
 
 
 def sweep(
@@ -77,14 +73,14 @@ def sweep(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw into this file, .svg or .png.")
     ] = None,
-    markdown_file: Annotated[
+    markdown: Annotated[
         Path | None, typer.Option("--markdown", help="Write the table here.")
     ] = None,
 ) -> None:
     """Speed over context length at ISL = OSL, through aiperf."""
     output = shared.output_path(output_file, "sweep")
 
-    async def work() -> BenchRun:
+    async def work() -> list[str]:
         program = aiperf.executable(aiperf_path)
         await aiperf.version(program)
         addresses = servers.parse(server or [], api_key)
@@ -93,7 +89,11 @@ def sweep(
         if kept is not None:
             known += [row["server"] for row in kept.rows]
         plan = sweeping.Plan(
-            sweeping.shapes(_ints(lengths), _ints(requests), _ints(warmups)),
+            sweeping.shapes(
+                _ints(lengths, "--lengths"),
+                _ints(requests, "--requests"),
+                _ints(warmups, "--warmups"),
+            ),
             program,
             output.with_suffix(".aiperf").absolute(),
             tokenizer,
@@ -117,10 +117,17 @@ def sweep(
                 key=api_key,
                 say=lambda t: typer.echo(t, err=True),
             )
-        return run
+        shared.show([sweeping.table(run)], output, markdown)
+        failed = [
+            f"{row['server']}, {row['length']}: {row['failed']} requests"
+            for row in run.rows
+            if row["failed"]
+        ]
+        if plot is not None:
+            failed += shared.draw(lambda: sweeping.plot(run, plot))
+        return failed
 
-    run = shared.execute(work(), output)
-    _finish(run, output, plot, markdown_file)
+    shared.leave(shared.execute(work(), output), output)
 
 
 def _record(
@@ -166,33 +173,5 @@ def _say(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def _ints(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",") if part.strip()]
-    except ValueError as error:
-        raise CannotRun(
-            f"found {text!r}; expected whole numbers separated by commas"
-        ) from error
-
-
-def _finish(
-    run: BenchRun, output: Path, plot: Path | None, markdown_file: Path | None
-) -> None:
-    table = sweeping.table(run)
-    show(table, shared.stdout())
-    problems = []
-    if plot is not None:
-        try:
-            sweeping.plot(run, plot)
-        except (plotting.NoPlot, OSError) as error:
-            problems.append(f"no plot: {error}")
-    if markdown_file is not None:
-        try:
-            markdown_file.write_text(markdown(table), encoding="utf-8")
-        except OSError as error:
-            problems.append(f"no Markdown: {error}")
-    typer.echo(f"record: {output}")
-    for text in problems:
-        typer.echo(text, err=True)
-    failed = any(row["failed"] for row in run.rows)
-    raise typer.Exit(shared.COULD_NOT_RUN if problems or failed else 0)
+def _ints(text: str, option: str) -> list[int]:
+    return shared.numbers(text, option) if text else []
