@@ -76,12 +76,30 @@ def test_draw_repeats() -> None:
     )
 
 
-def test_float_sums_depend_on_rows() -> None:
-    """The control: the sums that the host's top-p compares do depend on them."""
-    ordered = torch.softmax(logits(), dim=-1).sort(dim=-1, descending=True).values
-    together = torch.cumsum(ordered, dim=-1)
-    alone = torch.cat([torch.cumsum(ordered[i : i + 1], dim=-1) for i in range(64)])
-    assert not torch.equal(together.view(torch.int32), alone.view(torch.int32))
+def test_another_step_draws_other_tokens() -> None:
+    """Control: the comparison sees it when a row is drawn as of another step."""
+    values, info = logits(), settings(64)
+    positions = torch.arange(100, 164, device="cuda")
+    first = draw_rows(values, info, positions)
+    assert not torch.equal(draw_rows(values, info, positions + 1), first)
+
+
+def test_order_moves_float_sums_and_not_ours() -> None:
+    """Control: 1 + e + e is 1 or more than 1 in float32; in fixed point it is one sum.
+
+    Which order torch.cumsum takes for how many rows is its own business, so that
+    the orders are written out here.
+    """
+    one = torch.ones(1, device="cuda")
+    small = torch.full((1,), 2.0**-24, device="cuda")
+    assert torch.equal((one + small) + small, one)
+    assert not torch.equal(one + (small + small), one)
+    scale = 2.0**52
+    fixed = [(x.double() * scale).long() for x in (one, small, small)]
+    forwards = (fixed[0] + fixed[1]) + fixed[2]
+    backwards = fixed[0] + (fixed[1] + fixed[2])
+    assert torch.equal(forwards, backwards)
+    assert int(forwards) > int(fixed[0])
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -90,6 +108,18 @@ def test_argmax_takes_the_lowest_of_exact_ties(count: int) -> None:
     ids = torch.randint(0, VOCAB, (count, 5), device="cuda")
     values.scatter_(1, ids, 64.0)
     assert torch.equal(values.argmax(dim=-1), ids.min(dim=-1).values)
+
+
+def test_last_of_ties_is_another_token() -> None:
+    """Control: the rule has something to decide."""
+    values = logits(8)
+    ids = torch.arange(10, 18, device="cuda").view(8, 1) * torch.tensor(
+        [1, 100], device="cuda"
+    )
+    values.scatter_(1, ids, 64.0)
+    last = VOCAB - 1 - values.flip(1).argmax(dim=-1)
+    assert torch.equal(last, ids[:, 1])
+    assert not torch.equal(last, values.argmax(dim=-1))
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -102,3 +132,11 @@ def test_top_logprobs_do_not_depend_on_rows(count: int) -> None:
         assert torch.equal(ids, together[1][rows])
         same = found.view(torch.int32), together[0][rows].view(torch.int32)
         assert torch.equal(*same)
+
+
+def test_the_other_tie_rule_gives_other_ids() -> None:
+    """Control: there are ties among the best 20, so that the rule matters."""
+    values = torch.log_softmax(logits(), dim=-1)
+    _, lowest = top_k(values, 20)
+    _, highest = top_k(values.flip(1), 20)
+    assert not torch.equal(lowest, VOCAB - 1 - highest)
