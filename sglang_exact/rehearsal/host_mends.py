@@ -94,6 +94,11 @@ def _argument_mends() -> list[Mend]:
 def _kernel_mends() -> list[Mend]:
     return [
         Mend(
+            "sglang.srt.distributed.parallel_state",
+            "without the compiled CPU engine gloo's gather is left for a CUDA operator",
+            edits=(Edit("_is_cpu = is_cpu()", "_is_cpu = True"),),
+        ),
+        Mend(
             "sglang.kernels.ops.mamba.mamba_state_scatter_triton",
             "two Triton launchers refuse tensors that are not on CUDA or XPU",
             edits=(Edit(_SCATTER_GUARD, "if dst.device != src.device:", count=2),),
