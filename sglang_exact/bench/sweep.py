@@ -324,7 +324,8 @@ def _median(row: Mapping[str, Any]) -> float | None:
 
 
 def _brief(row: Mapping[str, Any]) -> str:
-    return f"decode {number(_median(row))} tok/s, {exact_cell(row.get('exactness'))}"
+    equal = "reference" if row["plain"] else exact_cell(row.get("exactness"))
+    return f"decode {number(_median(row))} tok/s, {equal}"
 
 
 def table(run: BenchRun) -> TableData:

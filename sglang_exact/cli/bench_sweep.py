@@ -174,4 +174,8 @@ def _say(text: str) -> None:
 
 
 def _ints(text: str, option: str) -> list[int]:
-    return shared.numbers(text, option) if text else []
+    # As given, not each once: two lengths may have the same number of requests.
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdecimal() for part in parts):
+        raise CannotRun(f"found {option} {text!r}; expected numbers such as 30,10,5,3")
+    return [int(part) for part in parts]
