@@ -412,6 +412,26 @@ def check_argmax_without_logits_is_refused_when_it_is_not_the_answer() -> None:
         raise AssertionError("expected a refusal")
 
 
+def _skips_logits(host: bool) -> bool:
+    """Whether a block of a penalised request is judged by an argmax per shard."""
+    from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
+
+    ask = DFlashWorkerV2._can_skip_verify_logits
+    info, _ = _info([_request(temperature=0.0, frequency_penalty=1.0)])
+    batch = SimpleNamespace(has_grammar=False, return_logprob=False)
+    worker = SimpleNamespace(_selector_sample=None)
+    ask = ask.__wrapped__ if host else ask
+    return bool(ask(worker, batch, info.copy_for_forward()))
+
+
+def check_verify_logits_are_gathered_over_ranks() -> None:
+    assert not _skips_logits(host=False)
+
+
+def control_host_skips_logits_that_penalties_would_change() -> None:
+    assert _skips_logits(host=True)
+
+
 def check_dspark_folds_only_plain_greedy_steps() -> None:
     from sglang_exact.hooks import accept, verify_sampling
 
@@ -674,9 +694,10 @@ def _install() -> None:
     """The request hooks, applied by the host's registry as in a rank."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from sglang_exact.hooks import accept, penalties, sampling, stop
+    from sglang_exact.hooks import accept, penalties, sampling, stop, vocab_parallel
 
-    for hook in (*sampling.HOOKS, *penalties.HOOKS, *accept.HOOKS, stop.HOOK):
+    single = (stop.HOOK, vocab_parallel.HOOK)
+    for hook in (*sampling.HOOKS, *penalties.HOOKS, *accept.HOOKS, *single):
         HookRegistry.register(hook.target, hook.replacement, HookType[hook.kind])
     HookRegistry.apply_hooks()
 
