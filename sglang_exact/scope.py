@@ -145,26 +145,27 @@ ALLOWED_SPECULATIVE: dict[str, tuple[object, ...]] = {
 }
 
 # field -> why nothing else is served, where the flag alone does not say it
-_ONE_MODEL = "the layout in which plain decode and verify were compared"
-_ONE_ADDITION = "one addition a message, which the norm does not share"
+_NOT_COMPARED = "no other layout was compared with plain decode"
+_ONE_KERNEL = "one kernel adds every message, whatever its size"
+_OTHER_NORM = "the fused norm sums in an order of its own, and only takes some sizes"
 WHY: dict[str, str] = {
     "tp_size": (
         "two ranks add two numbers; with more, the order of an all-reduce's sum may "
         "change with the size of its message, so with the number of rows"
     ),
     "nnodes": "all ranks on one host",
-    "pp_size": _ONE_MODEL,
+    "pp_size": _NOT_COMPARED,
     "dp_size": "one scheduler; run one server per replica",
-    "ep_size": _ONE_MODEL,
+    "ep_size": _NOT_COMPARED,
     "attn_dp_size": "rows must not be padded to those of other requests",
     "enable_dp_attention": "rows must not be padded to those of other requests",
     "attn_cp_size": "keys split over ranks are summed in another order",
     "dcp_size": "keys split over ranks are summed in another order",
     "enable_prefill_cp": "keys split over ranks are summed in another order",
-    "flashinfer_allreduce_fusion_backend": _ONE_ADDITION,
-    "enable_mscclpp": _ONE_ADDITION,
-    "enable_torch_symm_mem": _ONE_ADDITION,
-    "enable_nccl_nvls": _ONE_ADDITION,
+    "flashinfer_allreduce_fusion_backend": _OTHER_NORM,
+    "enable_mscclpp": _ONE_KERNEL,
+    "enable_torch_symm_mem": _ONE_KERNEL,
+    "enable_nccl_nvls": _ONE_KERNEL,
 }
 
 # variable -> values under which the host computes what was proven

@@ -222,14 +222,14 @@ def test_flags_model_dtype_and_gpu(
         """,
     )
     wrong = flags(
-        model, "--tp-size", "2", "--dtype", "float16", "--kv-cache-dtype", "fp8_e4m3",
+        model, "--tp-size", "4", "--dtype", "float16", "--kv-cache-dtype", "fp8_e4m3",
         "--attention-backend", "flashinfer", "--enable-mixed-chunk",
         "--speculative-algorithm", "DFLASH", "--speculative-num-draft-tokens", "64",
     )  # fmt: skip
     outcome = run(entry, wrong, path=tmp_path)
     text = "\n".join(outcome.reasons())
     for found in (
-        "--tp-size 2",
+        "--tp-size 4",
         "--dtype float16",
         "--kv-cache-dtype fp8_e4m3",
         "--attention-backend flashinfer",
