@@ -259,12 +259,14 @@ def report(
     """Show a record again, as text, JSON or a page."""
     try:
         run = session.load_run(record_file)
+        _finish(run, output_format, json_file, html, submit_row)
+    except (typer.Exit, KeyboardInterrupt):
+        raise
     except (RecordError, ValueError) as error:
         _cannot(str(error))
     except Exception as error:
         # A record that was changed by hand may fail anywhere.
         _cannot(f"{record_file}: unexpected {type(error).__name__}: {error}")
-    _finish(run, output_format, json_file, html, submit_row)
 
 
 def add(app: typer.Typer) -> None:

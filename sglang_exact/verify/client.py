@@ -17,6 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 import orjson
+from aiohttp.http_exceptions import HttpProcessingError
 
 from sglang_exact.verify.model import Case, Manner, Sample
 from sglang_exact.verify.wire import (
@@ -35,6 +36,8 @@ MAX_BODY = 64 * 2**20
 # A stream repeats what it sent before in every chunk.
 MAX_STREAM = 2**33
 MAX_ERROR = 64 * 2**10
+# Whatever aiohttp raises over bytes that are no proper answer.
+BROKEN = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError)
 _VOCAB = re.compile(r"range is \[0, (\d{1,9})\)")
 
 
@@ -128,7 +131,7 @@ class Client:
                 return load_json(raw) if response.status == 200 else None
         except BadAnswer:
             return None
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        except BROKEN as error:
             raise Lost(self.scrub(_named(error))) from error
 
     async def flush(self) -> str | None:
@@ -143,7 +146,7 @@ class Client:
                 if response.status == 200:
                     return None
                 return await self._error(response)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        except BROKEN as error:
             return self.scrub(_named(error))
 
     async def vocab_size(self) -> int | None:
@@ -162,7 +165,7 @@ class Client:
                 allow_redirects=False,
             ) as response:
                 match = _VOCAB.search(await self._error(response))
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        except BROKEN:
             return None
         return int(match[1]) if match else None
 
@@ -194,7 +197,7 @@ class Client:
             raise Failed(f"no complete answer within {self._timeout:g} s") from error
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
             raise Lost(self.scrub(_named(error))) from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except BROKEN as error:
             raise Failed(self.scrub(_named(error))) from error
         return replace(sample, latency_s=time.monotonic() - began)
 

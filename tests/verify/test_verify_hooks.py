@@ -31,7 +31,7 @@ from hook_controls import (
     Control,
     stop_prompts,
 )
-from verify_runs import against, reasons, settings, states
+from verify_runs import against, reasons, states
 
 from sglang_exact.verify import summary
 
