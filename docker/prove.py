@@ -25,8 +25,8 @@ from pathlib import Path
 from sglang_exact.rehearsal.server import Server
 
 COULD_NOT_RUN = 2
-# The servers of a proof talk to this process alone, on a free port.
-OURS = ("--model-path", "--host", "--port")
+# The servers of a proof talk to this process alone, on a free port and without a key.
+OURS = ("--model-path", "--host", "--port", "--api-key", "--admin-api-key")
 
 
 def say(text: str) -> None:

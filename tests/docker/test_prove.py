@@ -50,10 +50,11 @@ def test_plain_flags_are_the_exact_ones_without_speculation(
     prove: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     argv = ["--out", str(tmp_path / "new"), "--", *flags("verify")]
+    argv += ["--api-key", "secret"]
     status, given = stages(prove, monkeypatch, argv, 0, 1)
     assert status == 1
     assert [name for name, _, _ in given] == ["plain", "exact"]
-    where = ("--model-path", "--host", "--port")
+    where = prove.OURS
     assert given[0][1] == prove.without(flags("plain"), where)
     assert given[1][1] == prove.without(flags("exact"), where)
     record = str(tmp_path / "new" / "plain.jsonl")
