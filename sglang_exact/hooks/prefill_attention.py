@@ -122,7 +122,7 @@ def _attend(
         pool.get_key_buffer(layer.layer_id),
         pool.get_value_buffer(layer.layer_id),
         o.view(-1, heads, layer.v_head_dim),
-        qo_indptr=metadata.qo_indptr[: bs + 1],
+        qo_indptr=metadata.qo_indptr[: bs + 1].int(),
         kv_indptr=metadata.kv_indptr[: bs + 1],
         kv_indices=metadata.kv_indices,
         out_cache_loc=forward_batch.out_cache_loc,
