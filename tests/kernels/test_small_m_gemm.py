@@ -33,6 +33,15 @@ TILES = (
     Tile(32, 64, 4, 3, pdl=True),
 )
 SHAPES = ((96, 256), (104, 208), (16, 16), (72, 528))
+SERVED = tuple(
+    dict.fromkeys(
+        tiles.SHAPES_27B
+        + tiles.SHAPES_DRAFT
+        + tiles.SHAPES_27B_TP2
+        + tiles.SHAPES_DRAFT_TP2
+    )
+)
+"""(N, K) of the 27B and its draft at one and at two ranks."""
 
 
 def inputs(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,10 +166,21 @@ def test_tiles_depend_on_shape_alone_and_fit() -> None:
         for tile in rows:
             assert tile.source
             assert tile.smem_bytes <= tiles.SMEM_LIMIT[capability]
-    for n, k in tiles.SHAPES_27B + tiles.SHAPES_DRAFT:
+    for n, k in SERVED:
         assert isinstance(small_m_tile(n, k, DEVICE), Tile)
     with pytest.raises(ValueError, match="bfloat16"):
         small_m_tile(96, 256, DEVICE, torch.float16)
+
+
+def test_shapes_of_two_ranks_are_halves_of_those_of_one() -> None:
+    """Columns of what is split by columns, rows of what is summed over ranks."""
+    for one, two in (
+        (tiles.SHAPES_27B, tiles.SHAPES_27B_TP2),
+        (tiles.SHAPES_DRAFT[:-1], tiles.SHAPES_DRAFT_TP2[:-1]),
+    ):
+        for (n, k), half in zip(one, two, strict=True):
+            assert half in ((n // 2, k), (n, k // 2))
+    assert tiles.SHAPES_DRAFT[-1] == tiles.SHAPES_DRAFT_TP2[-1]
 
 
 def test_a_shape_that_lost_the_sweep_is_left_to_deep_gemm() -> None:
@@ -182,7 +202,7 @@ def test_every_element_of_w_is_read_once_per_m_tile() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("n", "k"), tiles.SHAPES_27B + tiles.SHAPES_DRAFT)
+@pytest.mark.parametrize(("n", "k"), SERVED)
 def test_small_m_gemm_has_the_bits_of_deep_gemm(n: int, k: int) -> None:
     deep_gemm = pytest.importorskip("deep_gemm")
     deep_gemm.use_deterministic_algorithms(True)
