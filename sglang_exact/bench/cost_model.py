@@ -65,7 +65,8 @@ class Limit(NamedTuple):
 
 def tokens_per_step(p: float, width: int) -> float:
     """Mean tokens of a step when each draft is kept with probability `p`."""
-    return float(width) if p >= 1 else (1 - p**width) / (1 - p)
+    # The sum of the formula: near p = 1 its closed form loses digits.
+    return sum(p**drafts for drafts in range(width))
 
 
 def keep_rate(acceptance: float, width: int) -> float:
