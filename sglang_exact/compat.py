@@ -10,7 +10,9 @@ never run on a GPU are refused too: see docs/upgrading.md.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from importlib import resources
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sglang_exact import host
@@ -22,6 +24,7 @@ FIX = "pip install 'sglang==0.5.23' (the pinned release)"
 class Pins(NamedTuple):
     """Fingerprints of one host release.
 
+    `inventory` lists what it can be asked for (`host_changes.INVENTORY`).
     `device_run` is the folder of results that prove the release on a GPU, relative
     to the repository; empty until there are any.
     """
@@ -30,6 +33,7 @@ class Pins(NamedTuple):
     targets: dict[str, host.Fingerprint]
     stack: dict[str, str]
     device_run: str = ""
+    inventory: Mapping[str, list[str]] = MappingProxyType({})
 
 
 def pinned_versions() -> list[str]:
@@ -52,7 +56,13 @@ def load(version: str) -> Pins | None:
         name: host.Fingerprint(tuple(item["params"]), item["sha256"])
         for name, item in data["targets"].items()
     }
-    return Pins(data["version"], targets, data["stack"], data.get("device_run", ""))
+    return Pins(
+        data["version"],
+        targets,
+        data["stack"],
+        data.get("device_run", ""),
+        data.get("inventory", {}),
+    )
 
 
 def not_supported() -> dict[str, str]:

@@ -34,6 +34,15 @@ MISSING, SIGNATURE, SOURCE, UNPINNED, UNUSED = KINDS = (
 code; unpinned: the pins lack the target; unused: a pin that no hook names."""
 
 
+# What a host can be asked for: a kind of name -> the files that declare it, and the
+# class in them (None: every class).
+INVENTORY = {
+    "server arguments": ("srt/arg_groups/fields/*.py", None),
+    "variables": ("srt/environ.py", "Envs"),
+    "sampling parameters": ("srt/sampling/sampling_params.py", "SamplingParams"),
+}
+
+
 class HostTree(NamedTuple):
     """Source of a host release.
 
@@ -258,6 +267,45 @@ def elsewhere(
             same = pin is not None and host.fingerprint(where, tree.package) == pin
             places[where] = "same source" if same else "other source"
     return places
+
+
+def inventory(tree: HostTree) -> dict[str, list[str]]:
+    """Names of what a host can be asked for; no pin of a function sees a new one."""
+    found = {}
+    for kind, (files, owner) in INVENTORY.items():
+        names: set[str] = set()
+        for file in tree.package.glob(files):
+            body = ast.parse(file.read_text(encoding="utf-8")).body
+            for node in body:
+                if isinstance(node, ast.ClassDef) and owner in (None, node.name):
+                    names.update(_declared(node))
+        found[kind] = sorted(names)
+    return found
+
+
+def _declared(node: ast.ClassDef) -> Iterator[str]:
+    """Public names that a class body assigns or annotates."""
+    for item in node.body:
+        targets: list[ast.expr] = []
+        if isinstance(item, ast.AnnAssign):
+            targets = [item.target]
+        elif isinstance(item, ast.Assign):
+            targets = item.targets
+        for target in targets:
+            if isinstance(target, ast.Name) and not target.id.startswith("_"):
+                yield target.id
+
+
+def inventory_changes(
+    pinned: Mapping[str, list[str]], found: Mapping[str, list[str]]
+) -> dict[str, dict[str, list[str]]]:
+    """Per kind of name the new and the gone ones; kinds that are equal are left out."""
+    changes = {}
+    for kind in INVENTORY:
+        before, now = set(pinned.get(kind, ())), set(found.get(kind, ()))
+        if kind in pinned and before != now:
+            changes[kind] = {"new": sorted(now - before), "gone": sorted(before - now)}
+    return changes
 
 
 def _paths(body: Iterable[ast.stmt], name: str) -> Iterator[str]:

@@ -50,7 +50,7 @@ def make(folder: Path, files: dict[str, str], version: str) -> Path:
     (folder / "sglang" / "kernels").mkdir(parents=True)
     for name, text in files.items():
         path = folder / "sglang" / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     info = folder / f"sglang-{version}.dist-info"
     info.mkdir()
@@ -133,6 +133,29 @@ def test_versions_and_stack(
     assert host_changes.stack_changes(pins, new) == {"torch": ("2.13.0", "2.14.1")}
 
 
+def test_what_a_host_can_be_asked_for(tmp_path: Path) -> None:
+    """New flags, variables and sampling parameters: no pin of a function sees them."""
+    files = {
+        **OLD,
+        "srt/arg_groups/fields/spec.py": "class A:\n    depth: int = 1\n    _x = 2\n",
+        "srt/environ.py": "class Envs:\n    SGLANG_A = 1\n\nclass B:\n    C = 1\n",
+        "srt/sampling/sampling_params.py": "class SamplingParams:\n    top_k = 1\n",
+    }
+    tree = host_changes.find_tree(make(tmp_path, files, "1.0"))
+    found = host_changes.inventory(tree)
+    assert found == {
+        "server arguments": ["depth"],
+        "variables": ["SGLANG_A"],
+        "sampling parameters": ["top_k"],
+    }
+    assert host_changes.inventory_changes(found, found) == {}
+    assert host_changes.inventory_changes({}, found) == {}
+    before = {**found, "variables": ["SGLANG_B"]}
+    assert host_changes.inventory_changes(before, found) == {
+        "variables": {"new": ["SGLANG_A"], "gone": ["SGLANG_B"]}
+    }
+
+
 def checkout(folder: Path) -> Path:
     """A source checkout: python/sglang, pyproject.toml, a tag."""
     package = folder / "python" / "sglang"
@@ -193,7 +216,8 @@ def test_the_installed_host_is_as_pinned() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["targets"] == found["as_pinned"] == len(hooks.pinned_names())
-    assert found["changes"] == []
+    assert found["changes"] == [] and found["names"] == {}
+    assert len(host_changes.inventory(host_changes.find_tree())["variables"]) > 500
 
 
 @pytest.mark.host
