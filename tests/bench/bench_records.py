@@ -80,7 +80,8 @@ def sweep(label: str = "", speed: float = 70.0, **more: Any) -> BenchRun:
                     "exactness": None if plain else {**exactness(3, 3), "what": "ids"},
                 }
             )
-    return _run("sweep", label, rows, {"aiperf": "0.13.0", "seed": 42}, **more)
+    settings = {"aiperf": "0.13.0", "seed": 42, "plain": "plain"}
+    return _run("sweep", label, more.pop("rows", rows), settings, **more)
 
 
 def step_ms(width: int) -> float:

@@ -134,7 +134,8 @@ def test_decode_table_leaves_the_first_token_out(tmp_path: Path) -> None:
         "acceptance": got,
         "decode_tok_s": records.spread(250.0),
     }
-    run = records.sweep(verb="decode-table", rows=[row, {"odd": 1}, {}])
+    run = records.sweep(rows=[row, {"odd": 1}, {}])
+    run.verb = "decode-table"
     (found,) = cost_model_inputs.steps(loaded(tmp_path, dt=run))
     assert found.load == "prompt of 2048 tokens"
     assert found.step.acceptance == 5.0 and found.step.step_ms == 20.0
