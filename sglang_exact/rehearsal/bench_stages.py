@@ -194,7 +194,9 @@ class Stages:
             (data,), [c for c, _ in load_], self.scale.prompts, self.scale.new_tokens,
             ignore_eos=True,
         )  # fmt: skip
-        recorder = self.record("accept", plan.settings() | {"load": dict(load_)})
+        recorder = self.record(
+            "accept", plan.settings() | {"load": [list(pair) for pair in load_]}
+        )
         book = self.books.accept.setdefault(role.reference, accept._Book())
         scratch = Recorder(BenchRun("accept"), self.out / "unfinished.json")
         for concurrency, count in load_:

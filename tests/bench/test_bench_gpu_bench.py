@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/gpu_bench: its logic against fake servers, and itself on the CPU engine."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.machinery
+import importlib.util
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import pytest
+from bench_server import BenchServer
+from fake_server import Lies
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "gpu_bench"
+USAGE = {"weight": 50.0, "kvcache": 40.0, "token_capacity": 1000, "graph": {"d": 1.0}}
+SMALL = ("--rehearsal", "--width", "4", "--acceptance", "2.5", "--widths", "2")
+
+
+class Engine:
+    """Takes the place of `rehearsal.server.Server`: a fake server in a thread."""
+
+    started: ClassVar[list[str]] = []
+    broken: ClassVar[set[str]] = set()
+    silent: ClassVar[set[str]] = set()
+
+    def __init__(
+        self, model: Path, *, mode: str, flags: list[str], log: Path, **_: Any
+    ):
+        self.name = log.stem
+        width = 4
+        if "--speculative-num-draft-tokens" in flags:
+            at = flags.index("--speculative-num-draft-tokens")
+            width = int(flags[at + 1])
+        wrong = mode == "stock" and "--speculative-algorithm" in flags
+        usage = None if self.name in self.silent else USAGE
+        info = {
+            "load_format": "dummy",
+            "skip_tokenizer_init": True,
+            "internal_states": [{"memory_usage": usage}],
+        }
+        self.server = BenchServer(
+            speculative="--speculative-algorithm" in flags,
+            width=width,
+            lies=Lies({"wrong-token"}) if wrong else Lies(),
+            info=info,
+            exact=None if mode == "stock" else {"version": "0.1.0", "gpu": "none"},
+        )
+        self.started_in_s = 0.1
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def __enter__(self) -> Engine:
+        if self.name in self.broken:
+            raise RuntimeError(
+                "found the server ended with status 1, expected it ready"
+            )
+        self.started.append(self.name)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self.server.start(), self._loop).result(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self.server.stop(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    pytest.importorskip("torch")
+    pytest.importorskip("safetensors")
+    loader = importlib.machinery.SourceFileLoader("gpu_bench", str(SCRIPT))
+    spec = importlib.util.spec_from_loader("gpu_bench", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    loader.exec_module(module)
+    monkeypatch.setattr(module, "Server", Engine)
+    monkeypatch.setattr(module.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(Engine, "started", [])
+    monkeypatch.setattr(Engine, "broken", set())
+    monkeypatch.setattr(Engine, "silent", set())
+    yield module
+    sys.path[:] = before
+
+
+def run(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, out: Path, *args: str
+) -> int:
+    words = ["gpu_bench", *SMALL, "--out", str(out), *args]
+    monkeypatch.setattr(sys, "argv", words)
+    return int(script.main())
+
+
+def read(out: Path, name: str) -> Any:
+    return json.loads((out / f"{name}.json").read_text())
+
+
+def test_everything_once(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert run(script, monkeypatch, tmp_path, "--bandwidth", "4800") == 0
+    arms = ["plain", "exact-dflash2", "host-plain", "host-dflash2", "exact-dflash2-w2"]
+    assert Engine.started == arms, "every server is started once"
+    accept = read(tmp_path, "accept")
+    found = {(r["server"], r["title"], r["concurrency"]): r for r in accept["rows"]}
+    exact = found["exact-dflash2", "random ids", 2]
+    assert exact["exactness"]["compared"] == exact["exactness"]["ids_equal"] == 4
+    assert exact["speed_up"] is not None and exact["draft_tokens"] == 4
+    # Stock speculation is compared with stock plain decoding, and leaves it.
+    stock = found["host-dflash2", "random ids", 2]["exactness"]
+    assert stock["compared"] == 4 and stock["ids_equal"] == 0
+    assert ("host-dflash2", "random ids, oracle of its own answers", 1) in found
+    assert ("exact-dflash2", "random ids, acceptance set to 3", 1) in found
+    assert ("exact-dflash2-w2", "random ids", 1) in found
+    table = read(tmp_path, "decode-table")["rows"]
+    assert len(table) == 8 and {row["prompt_tokens"] for row in table} == {8, 24}
+    spec = next(r for r in table if r["server"] == "exact-dflash2")
+    assert spec["exactness"]["ids_equal"] == spec["exactness"]["compared"] == 2
+    assert spec["speed_ratio"]["median"] > 0
+    assert len(read(tmp_path, "memory")["rows"]) == 4
+    model = read(tmp_path, "cost-model")
+    assert {r["width"] for r in model["rows"] if r["table"] == "step"} == {1, 2, 4}
+    assert any(r["table"] == "check" for r in model["rows"])
+    for verb in ("accept", "decode-table", "memory", "cost-model"):
+        notes = " ".join(read(tmp_path, verb)["notes"])
+        assert "random weights" in notes and "set by an oracle" in notes
+    page = (tmp_path / "report.html").read_text()
+    assert "random weights" in page and "set by an oracle" in page
+    assert (tmp_path / "report.md").exists()
+    times = read(tmp_path, "gpu-bench")
+    assert {t["stage"] for t in times["stages"]} >= {"start", "accept", "memory"}
+    assert times["failed"] == [] and times["not_run"] == []
+
+
+def test_a_later_call_goes_on(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = ("--only", "accept,decode-table", "--arms", "plain")
+    assert run(script, monkeypatch, tmp_path, *first) == 0
+    second = ("--only", "accept,decode-table", "--arms", "exact-dflash2")
+    assert run(script, monkeypatch, tmp_path, *second) == 0
+    assert Engine.started == ["plain", "exact-dflash2"]
+    accept = read(tmp_path, "accept")
+    assert [s["name"] for s in accept["provenance"]["servers"]] == Engine.started
+    exact = accept["rows"][-1]
+    assert exact["server"] == "exact-dflash2" and exact["speed_up"] is not None
+    assert exact["exactness"]["ids_equal"] == exact["exactness"]["compared"] == 4
+    rows = len(accept["rows"])
+    assert run(script, monkeypatch, tmp_path, *second) == 0
+    assert len(read(tmp_path, "accept")["rows"]) == rows, "replaced, not doubled"
+
+
+def test_what_fails_costs_itself_alone(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Engine.broken.add("host-plain")
+    Engine.silent.add("plain")
+    assert run(script, monkeypatch, tmp_path, "--only", "accept,memory") == 2
+    assert Engine.started == ["plain", "exact-dflash2"]
+    failed = "\n".join(read(tmp_path, "gpu-bench")["failed"])
+    assert "host-plain: found the server ended with status 1" in failed
+    assert "host-dflash2: found no answers of host-plain for accept" in failed
+    assert "plain memory: server plain: found no memory_usage" in failed
+    servers = [row["server"] for row in read(tmp_path, "memory")["rows"]]
+    assert servers == ["exact-dflash2"]
+    assert (tmp_path / "report.html").exists()
+
+
+def test_speculation_needs_the_plain_answers(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    args = ("--only", "decode-table", "--arms", "exact-dflash2")
+    assert run(script, monkeypatch, tmp_path, *args) == 2
+    assert Engine.started == [], "nothing is started for it"
+    (failed,) = read(tmp_path, "gpu-bench")["failed"]
+    assert "found no answers of plain for decode-table" in failed and "--arms" in failed
+
+
+def test_budget_and_interrupt_keep_what_there_is(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert run(script, monkeypatch, tmp_path, "--budget", "0") == 2
+    assert Engine.started == [] and read(tmp_path, "gpu-bench")["not_run"]
+    stages: Any = importlib.import_module("sglang_exact.rehearsal.bench_stages").Stages
+    plain_accept = stages.accept
+
+    async def accept(self: Any, role: Any, served: Any) -> None:
+        if served.name != "plain":
+            raise KeyboardInterrupt
+        await plain_accept(self, role, served)
+
+    monkeypatch.setattr(stages, "accept", accept)
+    assert run(script, monkeypatch, tmp_path, "--only", "accept") == 130
+    rows = read(tmp_path, "accept")["rows"]
+    assert {row["server"] for row in rows} == {"plain"}
+    assert read(tmp_path, "gpu-bench")["failed"] == ["interrupted"]
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("--only", "speed"), "stages"),
+        (("--arms", "spec"), "arms"),
+        (("--acceptance", "9"), "--acceptance"),
+    ],
+)
+def test_bad_options(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    args: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    with pytest.raises(SystemExit):
+        run(script, monkeypatch, tmp_path, *args)
+    assert told in capsys.readouterr().err
+
+
+def test_flags_on_a_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    from sglang_exact.rehearsal import bench_arms
+    from sglang_exact.rehearsal.bench_arms import Place
+
+    roles = {r.arm.name: r.arm for r in bench_arms.roles(8, (2, 16), 32)}
+    place = Place(tmp_path, layers=4)
+    exact = place.flags(roles["exact-dflash2"], bench_arms.GPU)
+    assert exact[exact.index("--context-length") + 1] == str(131072 + 256 + 1024)
+    assert exact[exact.index("--speculative-num-draft-tokens") + 1] == "8"
+    draft = Path(exact[exact.index("--speculative-draft-model-path") + 1])
+    config = json.loads((draft / "config.json").read_text())
+    assert config["dflash_config"]["block_size"] == 8
+    wide = place.flags(roles["exact-dflash2-w16"], bench_arms.GPU)
+    draft = Path(wide[wide.index("--speculative-draft-model-path") + 1])
+    config = json.loads((draft / "config.json").read_text())
+    assert config["dflash_config"]["block_size"] == 16
+    for backends, there in (("own", False), ("same", True)):
+        host = place._replace(host_backends=backends)
+        flags = host.flags(roles["host-plain"], bench_arms.GPU)
+        assert ("--attention-backend" in flags) is there
+        assert "--disable-radix-cache" in flags
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_on_the_cpu_engine(tmp_path: Path) -> None:
+    """The script as it is on the real engine: plain against exact, and the records."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *SMALL, "--out", str(tmp_path / "out"),
+         "--arms", "plain,exact-dflash2", "--bandwidth", "100"],
+        capture_output=True, text=True, timeout=800, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    out = tmp_path / "out"
+    for verb in ("accept", "decode-table"):
+        rows = [r for r in read(out, verb)["rows"] if r["server"] == "exact-dflash2"]
+        assert rows
+        for row in rows:
+            found = row["exactness"]
+            assert found["compared"] and found["ids_equal"] == found["compared"], row
+            assert row["acceptance"]["micro"] > 1
+    low, high = (
+        next(r for r in read(out, "accept")["rows"] if r["title"].endswith(f"to {n}"))
+        for n in (1, 3)
+    )
+    assert high["acceptance"]["micro"] > low["acceptance"]["micro"], "the oracle acts"
+    assert len(read(out, "memory")["rows"]) == 2
