@@ -154,17 +154,17 @@ _SWEPT_90: dict[tuple[int, int], Tile | None] = {
 # sweep: end
 
 # sweep tp2: begin (written by scripts/sweep_small_m.py --tp 2 --write-tiles)
-_SWEEP_TP2 = "not measured"
+_SWEEP_TP2 = "NVIDIA H200, 2026-11-29, scripts/sweep_small_m.py --tp 2"
 _SWEPT_90_TP2: dict[tuple[int, int], Tile | None] = {
-    (8192, 5120): None,
+    (8192, 5120): _swept(64, 256, 4, 4),
     (48, 5120): None,
-    (5120, 3072): None,
-    (7168, 5120): None,
-    (17408, 5120): None,
-    (5120, 8704): None,
-    (124160, 5120): None,
+    (5120, 3072): _swept(64, 128, 4, 5, swap_ab=True),
+    (7168, 5120): _swept(64, 128, 4, 5, swap_ab=True),
+    (17408, 5120): _swept(128, 64, 4, 6, swap_ab=True),
+    (5120, 8704): _swept(64, 256, 4, 4),
+    (124160, 5120): _swept(64, 128, 4, 5, swap_ab=True),
     (3072, 5120): None,
-    (5120, 2048): None,
+    (5120, 2048): _swept(64, 128, 4, 5, swap_ab=True),
 }
 # sweep tp2: end
 
