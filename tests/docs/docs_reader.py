@@ -140,6 +140,16 @@ def _simple(line: str) -> Iterator[tuple[str, ...]]:
             words.append(word)
 
 
+def refusals(path: Path) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Quoted refusals: the flags of `<!-- refused: FLAGS -->`, the text below it."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for block in blocks(path):
+        above = [x.strip() for x in lines[: block.line - 1] if x.strip()]
+        marked = re.fullmatch(r"<!-- refused: (.+) -->", above[-1] if above else "")
+        if marked:
+            yield tuple(marked[1].split()), " ".join(" ".join(block.lines).split())
+
+
 def slug(heading: str) -> str:
     """The anchor that a heading gets on the usual hosts of repositories."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)

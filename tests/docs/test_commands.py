@@ -338,6 +338,34 @@ def test_documented_rehearsals_start(
     assert "this setup can be served exactly" in done.stdout
 
 
+def quoted() -> list[tuple[tuple[str, ...], str]]:
+    found = [q for path in docs_reader.documents() for q in docs_reader.refusals(path)]
+    return list(dict.fromkeys(found))
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(("asked", "text"), quoted(), ids=lambda x: str(x)[:40])
+def test_quoted_refusals_are_what_is_printed(
+    asked: tuple[str, ...], text: str, tmp_path: Path
+) -> None:
+    flags = ["--model-path", "Qwen/Qwen3.8-27B", *asked, "--exact-check"]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", MODULES[1], *flags],
+        env=environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 3, done.stderr
+    assert text in " ".join(done.stderr.split())
+
+
+def test_some_refusal_is_quoted() -> None:
+    assert any("--tp-size" in asked for asked, _ in quoted())
+
+
 def test_doctor_as_json_in_any_folder(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "sglang_exact", "doctor", "--json", "--no-gpu"],
