@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from sglang_exact.bench import servers as serving
 from sglang_exact.bench import stats
@@ -23,6 +23,7 @@ from sglang_exact.bench.drive import (
     WITH_LOGPROBS,
     Answer,
     CannotRun,
+    Display,
     Load,
     Request,
     drive,
@@ -31,19 +32,6 @@ from sglang_exact.bench.exactness import Tally, total
 from sglang_exact.bench.run import Recorder
 from sglang_exact.bench.servers import Served
 from sglang_exact.verify.model import Sample
-
-
-class Display(Protocol):
-    """Progress; `verify.console.Bar` is one."""
-
-    def begin(self, name: str, tokens: int) -> None:
-        """A part begins."""
-
-    def advance(self, tokens: int) -> None:
-        """So many tokens are done."""
-
-    def say(self, text: str) -> None:
-        """One line."""
 
 
 @dataclass(frozen=True, slots=True)

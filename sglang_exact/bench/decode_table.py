@@ -15,12 +15,12 @@ from typing import Any
 
 from sglang_exact.bench import exactness, prompts, stats
 from sglang_exact.bench import servers as serving
-from sglang_exact.bench.accept import Display
 from sglang_exact.bench.drive import (
     STREAMED,
     STREAMED_LOGPROBS,
     Answer,
     CannotRun,
+    Display,
     Request,
 )
 from sglang_exact.bench.exactness import Tally

@@ -9,11 +9,12 @@ to /generate alone: only there do ids, counters and streaming come together.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import orjson
@@ -47,6 +48,19 @@ GIVE_UP = 5
 class CannotRun(RuntimeError):
     """Nothing can be measured, or no more; the text says what was found, what was
     expected and how to fix it."""
+
+
+class Display(Protocol):
+    """Progress; `verify.console.Bar` is one."""
+
+    def begin(self, name: str, tokens: int) -> None:
+        """A part with so many tokens to go begins."""
+
+    def advance(self, tokens: int) -> None:
+        """So many tokens are done."""
+
+    def say(self, text: str) -> None:
+        """One line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,16 +196,8 @@ class BenchClient(Client):
             "return_prompt_token_ids": True,
         }
         try:
-            async with self._open().post(
-                self._base + "/generate", json=body
-            ) as response:
-                await self._check_status(response)
-                answer = load_json(await _read(response))
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise CannotRun(
-                f"server {self.url}: {self.scrub(_named(error))}"
-            ) from error
-        except (BadAnswer, Refused, Failed, Lost) as error:
+            answer = await self.post_json("/generate", body)
+        except (Refused, Failed, Lost) as error:
             raise CannotRun(f"server {self.url}: {error}") from error
         ids = answer.get("prompt_token_ids") if isinstance(answer, dict) else None
         if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
@@ -201,26 +207,51 @@ class BenchClient(Client):
             )
         return tuple(ids)
 
+    async def post_json(self, path: str, body: dict[str, Any]) -> Any:
+        """POST `body`, the answer as JSON.
+
+        Raises Refused (4xx), Lost (connection broken, 503) or Failed.
+        """
+        with self._failures():
+            async with self._send(path, body) as response:
+                await self._check_status(response)
+                return load_json(await _read(response))
+
     async def _post(
         self, request: Request, manner: Manner
     ) -> tuple[Sample, list[tuple[int, float]]]:
-        chat = request.messages is not None
-        if chat and manner.stream:
-            raise ValueError("a conversation cannot be streamed with token ids")
-        path = "/v1/chat/completions" if chat else "/generate"
-        try:
-            async with self._open().post(
-                self._base + path,
-                data=orjson.dumps(request.body(manner)),
-                headers={"Content-Type": "application/json"},
-            ) as response:
-                await self._check_status(response)
-                if manner.stream:
+        body = request.body(manner)
+        if request.messages is None and manner.stream:
+            with self._failures():
+                async with self._send("/generate", body) as response:
+                    await self._check_status(response)
                     return await _read_timed(response, manner)
-                body = load_json(await _read(response))
-                if chat:
-                    body = _choice(body)
-                return parse_answer(body, logprobs=manner.logprobs), []
+        if manner.stream:
+            raise ValueError("a conversation cannot be streamed with token ids")
+        chat = request.messages is not None
+        path = "/v1/chat/completions" if chat else "/generate"
+        answer = await self.post_json(path, body)
+        self.heard(request, answer)
+        with self._failures():
+            found = _choice(answer) if chat else answer
+            return parse_answer(found, logprobs=manner.logprobs), []
+
+    def heard(self, request: Request, answer: Any) -> None:
+        """Called with the JSON of every answer that is not streamed; for a subclass
+        that wants more of it than the ids."""
+
+    def _send(self, path: str, body: dict[str, Any]) -> Any:
+        return self._open().post(
+            self._base + path,
+            data=orjson.dumps(body),
+            headers={"Content-Type": "application/json"},
+        )
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Turn what can go wrong on the wire into the verifier's three errors."""
+        try:
+            yield
         except BadAnswer as error:
             raise Failed(self.scrub(str(error))) from error
         except TimeoutError as error:

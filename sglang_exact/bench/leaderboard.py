@@ -19,8 +19,7 @@ import orjson
 
 from sglang_exact.bench import launch, prompts, provenance
 from sglang_exact.bench import servers as serving
-from sglang_exact.bench.accept import Display
-from sglang_exact.bench.drive import STREAMED, Answer, CannotRun, Request
+from sglang_exact.bench.drive import STREAMED, Answer, CannotRun, Display, Request
 from sglang_exact.bench.leaderboard_table import summarize
 from sglang_exact.bench.run import BenchRun, Recorder, load, now
 from sglang_exact.bench.run_log import Line, RunLog
@@ -121,7 +120,9 @@ class Board:
             except CannotRun as error:
                 self.problems.append(f"{target.name}: {error}")
                 self.display.say(f"{target.name}: {error}")
-            self._summarize()
+            finally:
+                # Also when the run is interrupted: the log has more than the record.
+                self._summarize()
         self._summarize()
         return self.problems
 

@@ -341,6 +341,8 @@ def test_an_interrupted_board_goes_on(tmp_path: Path) -> None:
     assert code == 130 and "interrupted; what was measured is in lb.csv" in err
     kept = RunLog(csv).lines
     assert 2 <= len(kept) < 40
+    (row,) = record(tmp_path / "lb.json")["rows"]
+    assert row["runs"] == len(kept)
     until = time.monotonic() + 20
     while any(alive(pid) for pid in started(tmp_path)):
         assert time.monotonic() < until, "a server was left behind"
