@@ -127,7 +127,7 @@ def _command(process: Any) -> list[str]:
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_ports_and_keys_of_a_server(tiny_models: Path, tmp_path: Path) -> None:
-    """A server of the overlay listens where the host's own does; its facts need the key.
+    """The overlay listens where the host alone does; its facts need the key.
 
     Both have a key. The host leaves /health and /metrics open to everybody.
     """
