@@ -81,6 +81,20 @@ def begin_weight_update(
     return original_fn(self, recv_req)
 
 
+def check_weights(original_fn: Callable[..., Any], self: Any, recv_req: Any) -> Any:
+    """Around /weights_checker: it may look at weights, not reset them."""
+    from sglang.srt.managers.io_struct import CheckWeightsReqOutput
+
+    if recv_req.action == "reset_tensors":
+        reason = Reason(
+            "/weights_checker with action 'reset_tensors'",
+            "'checksum', 'snapshot' or 'compare' (random weights answer nothing)",
+            "restart the server, or update its weights while it is idle",
+        )
+        return CheckWeightsReqOutput(success=False, message=message([reason]))
+    return original_fn(self, recv_req)
+
+
 def set_internal_state(
     original_fn: Callable[..., Any], self: Any, recv_req: Any
 ) -> Any:
@@ -122,6 +136,12 @@ HOOKS = (
             f"{_UPDATER}.update_weights_from_tensor",
             f"{_UPDATER}.update_weights_from_distributed",
         ),
+    ),
+    Hook(
+        name="live_changes_check",
+        target=f"{_UPDATER}.check_weights",
+        kind="AROUND",
+        replacement=check_weights,
     ),
     Hook(
         name="live_changes_state",

@@ -94,6 +94,17 @@ def request_reasons(req: Any) -> list[Reason]:
             "send input_ids or text",
         ),
         (req.token_type_ids is not None, "token_type_ids", "leave it out"),
+        # Read only if every request of the batch generates nothing.
+        (
+            req.token_indices_to_pool is not None,
+            "token_indices_to_pool",
+            "leave it out",
+        ),
+        (
+            req.multi_item_delimiter_indices is not None,
+            "multi_item_delimiter_indices",
+            "send one request per item",
+        ),
         (req.session is not None, "session_params", "send the whole prompt"),
         (req.lora_id is not None, "lora_path", "ask for the base model"),
         (params.watermark is not None, "watermark", "leave it out"),

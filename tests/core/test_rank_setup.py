@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sglang_exact import gate, hooks, scope
-from sglang_exact.hooks import rank
+from sglang_exact.hooks import launch, rank
 from sglang_exact.reasons import Reason, Refused
 
 
@@ -51,3 +52,21 @@ def test_rank_looks_at_arguments_and_model(
     else:
         start()
         assert started == ["arguments"]
+
+
+@pytest.mark.parametrize("ships", [False, True])
+def test_mask_embedding_of_a_draft(tmp_path: Path, ships: bool) -> None:
+    """It would overwrite a row of the target: refused by the launcher and the rank."""
+    if ships:
+        (tmp_path / "mask_embedding.pt").write_bytes(b"")
+    args = SimpleNamespace(speculative_draft_model_path=str(tmp_path))
+    found = launch._mask_embedding_reasons(args)
+    assert ["mask_embedding.pt" in str(reason) for reason in found] == [True] * ships
+    merged: list[Any] = []
+    worker = SimpleNamespace(server_args=args)
+    if ships:
+        with pytest.raises(Refused, match=r"mask_embedding\.pt"):
+            rank.keep_target_weights(merged.append, worker)
+    else:
+        rank.keep_target_weights(merged.append, worker)
+    assert merged == [worker] * (not ships)

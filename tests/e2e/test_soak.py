@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 import pytest
 from request_cases import OverlapServer, TextServer, follow
-from traffic import outcome, prompt
+from traffic import outcome, prompt, small_models
 
 from sglang_exact import host
-from sglang_exact.rehearsal import models, oracle, tokenizer
+from sglang_exact.rehearsal import oracle, tokenizer
 from sglang_exact.rehearsal.client import Completion
 from sglang_exact.rehearsal.server import Server, draft_flags
 
@@ -261,29 +261,7 @@ def log() -> Log:
 
 @pytest.fixture(scope="module")
 def text_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target of one layer of each kind, with a tokenizer; a draft.
-
-    Interpreted kernels cost time per layer and head; none is about traffic.
-    """
-    folder = tmp_path_factory.mktemp("soak-models")
-    heads = {
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "linear_num_key_heads": 1,
-        "linear_num_value_heads": 2,
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, count in heads.items():
-            patch.setitem(models._TINY, name, count)
-        patch.setattr(models, "FULL_ATTENTION_INTERVAL", 2)
-        tokenizer.make_tokenizer(models.make_target(folder / "target", 2))
-        models.make_draft(folder / "dflash", "dflash", target_layers=2)
-    # The host gives a draft the output of every target layer but the last.
-    config = folder / "dflash" / "config.json"
-    values = json.loads(config.read_text())
-    values["dflash_config"]["target_layer_ids"] = [0]
-    config.write_text(json.dumps(values))
-    return folder
+    return small_models(tmp_path_factory.mktemp("soak-models"))
 
 
 @pytest.fixture(scope="module")

@@ -3,17 +3,47 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from sglang_exact.rehearsal import models, tokenizer
 from sglang_exact.rehearsal.client import Completion, completion_of
 from sglang_exact.rehearsal.server import Server
 
 Bits = tuple[tuple[int, ...], tuple[int, ...]]
+FEW_HEADS = {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+}
+
+
+def small_models(folder: Path) -> Path:
+    """`target`, one layer of each kind, with a tokenizer; `dflash`, its draft.
+
+    Interpreted kernels cost time per layer and head, and traffic is about neither.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name, count in FEW_HEADS.items():
+            patch.setitem(models._TINY, name, count)
+        patch.setattr(models, "FULL_ATTENTION_INTERVAL", 2)
+        tokenizer.make_tokenizer(models.make_target(folder / "target", 2))
+        models.make_draft(folder / "dflash", "dflash", target_layers=2)
+    # The host gives a draft the output of every target layer but the last.
+    config = folder / "dflash" / "config.json"
+    values = json.loads(config.read_text())
+    values["dflash_config"]["target_layer_ids"] = [0]
+    config.write_text(json.dumps(values))
+    return folder
 
 
 def prompt(seed: int, length: int, vocab_size: int = 512) -> list[int]:

@@ -623,6 +623,81 @@ def check_every_sampling_parameter_is_classified() -> None:
     assert known == set(SamplingParams.__struct_fields__)
 
 
+def _request_classes() -> list[Any]:
+    """Every class of the host that carries a request for tokens, from HTTP inwards."""
+    from sglang.srt.entrypoints.anthropic import protocol as anthropic
+    from sglang.srt.entrypoints.ollama import protocol as ollama
+    from sglang.srt.entrypoints.openai import protocol as openai
+    from sglang.srt.managers import io_struct
+
+    return [
+        io_struct.GenerateReqInput,
+        io_struct.TokenizedGenerateReqInput,
+        openai.CompletionRequest,
+        openai.ChatCompletionRequest,
+        openai.ResponsesRequest,
+        openai.ScoringRequest,
+        anthropic.AnthropicMessagesRequest,
+        ollama.OllamaChatRequest,
+        ollama.OllamaGenerateRequest,
+    ]
+
+
+def _fields(kind: Any) -> set[str]:
+    """Field names of a dataclass, a msgspec struct or a pydantic model."""
+    for name in ("model_fields", "__dataclass_fields__", "__struct_fields__"):
+        found = getattr(kind, name, None)
+        if found:
+            return set(found)
+    raise AssertionError(f"{kind} has no fields")
+
+
+def _unclassified(groups: Any) -> list[str]:
+    known = frozenset().union(*groups)
+    return [
+        f"{kind.__name__}.{name}"
+        for kind in _request_classes()
+        for name in sorted(_fields(kind) - known)
+    ]
+
+
+def check_every_request_field_is_classified() -> None:
+    """A new field of the host turns this red until somebody says what it does."""
+    import request_fields
+
+    groups = request_fields.GROUPS
+    known = frozenset().union(*groups)
+    assert sum(map(len, groups)) == len(known), "a field is in two groups"
+    assert _unclassified(groups) == []
+    stale = known - frozenset().union(*map(_fields, _request_classes()))
+    assert stale == frozenset(), stale
+
+
+def control_a_field_left_out_is_found() -> None:
+    import request_fields
+
+    groups = [g - {"kv_hints"} for g in request_fields.GROUPS]
+    assert _unclassified(groups) == [
+        "GenerateReqInput.kv_hints",
+        "TokenizedGenerateReqInput.kv_hints",
+    ]
+
+
+def check_refused_fields_are_refused_one_by_one() -> None:
+    """Each alone is a reason; the others of the group never reach the scheduler."""
+    from sglang_exact.hooks import requests
+
+    for name in (
+        *("return_hidden_states", "return_sampling_mask", "multimodal_inputs"),
+        *("input_embeds", "positional_embed_overrides", "token_type_ids", "session"),
+        *("lora_id", "token_indices_to_pool", "multi_item_delimiter_indices"),
+    ):
+        req = _request()
+        assert hasattr(req, name), name
+        setattr(req, name, [1])
+        assert len(requests.request_reasons(req)) == 1, name
+
+
 def check_serial_parameters_make_a_request_serial() -> None:
     from sglang_exact.hooks import requests
 

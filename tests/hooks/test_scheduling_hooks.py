@@ -48,6 +48,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
                 "UpdateWeightFromDiskReqOutput",
                 "UpdateWeightsFromIPCReqOutput",
                 "BeginWeightUpdateReqOutput",
+                "CheckWeightsReqOutput",
                 "SetInternalStateReqOutput",
             ),
             Output,
@@ -280,6 +281,17 @@ def test_acceptance_rule_stays(change: dict[str, Any], allowed: bool) -> None:
         lambda self, recv_req: Output(updated=True), None, asked
     )
     assert result.updated is allowed
+
+
+@pytest.mark.parametrize("action", ["reset_tensors", "checksum", "snapshot", "compare"])
+def test_weights_are_never_reset(action: str) -> None:
+    asked = SimpleNamespace(action=action)
+    result = live_changes.check_weights(
+        lambda self, recv_req: Output(success=True), None, asked
+    )
+    assert result.success is (action != "reset_tensors")
+    if not result.success:
+        assert "reset_tensors" in result.message
 
 
 STATE = SimpleNamespace(changed=False)
