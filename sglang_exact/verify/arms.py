@@ -226,6 +226,9 @@ LONG = {
     "long-128k": (131072, 1),
 }
 
+# Prompt of a prefill neighbour, in tokens.
+PREFILL_TOKENS = 4096
+
 START_HINTS = {
     REJECT_ALL: (
         "start the server so that it rejects every draft (SGLANG_SIMULATE_ACC_LEN=1 "

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from itertools import count
 
+from sglang_exact.verify.arms import PREFILL_TOKENS
 from sglang_exact.verify.client import Failed, Refused
 from sglang_exact.verify.fleet import InFlight, Server
 from sglang_exact.verify.model import (
@@ -24,7 +25,6 @@ from sglang_exact.verify.prompts import id_prompt
 NEIGHBOURS = 4
 SAMPLED_TEMPERATURE = 1.0
 SAMPLED_TOP_P = 0.9
-PREFILL_TOKENS = 4096
 FAILURES = 3
 
 
@@ -72,11 +72,12 @@ class Company:
         if self.plan.vocab_size is None:
             return None
         # A fresh prompt each turn, or the prefix cache would spare the prefill.
+        settings = self.plan.settings
         prompt = id_prompt(
             f"neighbour-{number}-{turn}",
-            PREFILL_TOKENS,
+            min(PREFILL_TOKENS, settings.max_prompt_tokens or PREFILL_TOKENS),
             self.plan.vocab_size,
-            self.plan.settings.seed,
+            settings.seed,
         )
         return Case(prompt, 1)
 
@@ -100,6 +101,7 @@ class Company:
                 sample, _ = await server.ask(case, manner, reconnect_s)
                 outcome.status = self._status(case.prompt.id, sample.ids)
                 outcome.tokens = len(sample.ids)
+                outcome.prompt_tokens = sample.prompt_tokens
                 failures = 0
             except (Refused, Failed) as error:
                 failures += 1

@@ -112,10 +112,16 @@ def diagnose(
     return suspicion
 
 
+def _only_the_end(found: Difference) -> bool:
+    """Do the tokens agree as far as both answers go?"""
+    shorter = found.id_position is not None and None in found.ids
+    return shorter or set(found.what) <= {"finish reason", "length"}
+
+
 def _numbers(
     weigh: _Weigher, found: Difference, answer: Sample | None, reference: Sample
 ) -> None:
-    if set(found.what) <= {"finish reason", "length"}:
+    if _only_the_end(found):
         weigh.add(
             "the tokens agree as far as both go, only the end differs", SCHEDULING, 3
         )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_exact.verify.arms import LONG, Arm
+from sglang_exact.verify.arms import LONG, PREFILL_TOKENS, Arm
 from sglang_exact.verify.model import DIFFERENT, EQUAL, Outcome, Reference, ServerInfo
 
 # Servers may say no to these: long prompts, seeds, penalties.
@@ -231,6 +231,11 @@ def _prefill_neighbours(evidence: Evidence, _: list[Outcome]) -> list[str]:
     done = [o for o in evidence.neighbours if o.status in (EQUAL, DIFFERENT)]
     if not done:
         return _no_company(evidence, "prefill")
+    longest = max(o.prompt_tokens or 0 for o in done)
+    if longest < PREFILL_TOKENS:
+        return [
+            f"the neighbours' prompts have {longest} tokens, expected {PREFILL_TOKENS}"
+        ]
     return _overlap(done)
 
 

@@ -217,6 +217,7 @@ class _Builder:
             return [], "the vocabulary size is " + UNKNOWN
         length, count = LONG[arm.cases]
         length = min(length, self.settings.max_prompt_tokens or length)
+        count = min(count, self.settings.num_prompts or count)
         made = [
             prompt_sets.id_prompt(
                 f"{arm.cases}-{i}", length, self.vocab_size, self.settings.seed

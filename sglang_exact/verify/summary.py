@@ -22,6 +22,7 @@ from sglang_exact.verify.model import (
     NOT_OFFERED,
     VERIFIED,
     ArmResult,
+    Difference,
     Outcome,
     Reference,
     ServerInfo,
@@ -197,6 +198,10 @@ def arm_row(run: Run, result: ArmResult) -> dict[str, Any]:
     }
 
 
+def _logprob(found: Difference, side: int) -> str:
+    return "no token there" if found.ids[side] is None else show(found.logprobs[side])
+
+
 def divergence_row(run: Run, suspicion: Suspicion) -> dict[str, Any]:
     """The first-divergence report of one arm."""
     outcome, found = suspicion.outcome, suspicion.outcome.difference
@@ -213,10 +218,8 @@ def divergence_row(run: Run, suspicion: Suspicion) -> dict[str, Any]:
         "id_position": found.id_position,
         "ids": {"served": found.ids[0], "reference": found.ids[1]},
         "logprobs": {
-            "served": show(found.logprobs[0]) if outcome.has_logprobs else None,
-            "reference": show(found.logprobs[1])
-            if found.position is not None
-            else None,
+            "served": _logprob(found, 0) if outcome.has_logprobs else None,
+            "reference": _logprob(found, 1) if found.position is not None else None,
         },
         "ulps": found.ulps,
         "max_abs_difference": found.max_abs,
