@@ -7,11 +7,9 @@ ascend, as a server without a prefix cache mostly has them.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import bench_gathered
 import torch
 import triton
 from bench_timing import Budget, show, time_steady_us
@@ -24,8 +22,8 @@ from sglang_exact_kernels.reference import attention_fp64
 CUTS = ((1,), (64,), (63, 128), (100, 1000, 2049), (4099,))
 CUT_LENGTH = 4100
 
-# sm90 by shared memory (227 KiB) and registers, checked ahead of time; the product's
-# own tile comes first.
+# sm90 by shared memory (227 KiB) and registers, checked ahead of time. The product's
+# own tile is measured first.
 CANDIDATES = {
     90: ((128, 64, 8, 3), (128, 32, 8, 5), (128, 32, 8, 7), (64, 64, 8, 3)),
     120: ((64, 32, 4, 2), (64, 64, 8, 1), (64, 32, 8, 2), (64, 16, 4, 3)),
@@ -168,6 +166,7 @@ def measure(
         yield bits_report(
             shape, min(CUT_LENGTH, max(t for _, t in steps)), device, attend
         )
+        yield long_cut(shape, *steps[-1], device, attend)
         for prefix, tokens in steps:
             prompt = make_prompt(shape, prefix, tokens, device)
             out = torch.empty_like(prompt.q)
@@ -178,7 +177,6 @@ def measure(
                 f"{tokens}@{prefix}_us": time_us,
                 f"{tokens}@{prefix}_tflops": work / time_us / 1e6,
             }
-        yield long_cut(shape, *steps[-1], device, attend)
     except (triton.runtime.errors.OutOfResources, RuntimeError) as error:
         yield {"error": f"{type(error).__name__}: {error}"[:300]}
 
@@ -205,22 +203,48 @@ def sweep(
         yield entry
 
 
+class Copying:
+    """prefill_attention with scratch for a copy of the keys, kept between calls.
+
+    served: only for steps for which the product copies.
+    """
+
+    def __init__(self, served: bool = False) -> None:
+        self._least = prefill.GATHER_KEYS if served else 0
+        self._dense: torch.Tensor | None = None
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, *given: torch.Tensor, **more: Any
+    ) -> None:
+        keys, bs = more["kv_indices"].numel() + len(q), more["qo_indptr"].numel() - 1
+        dense = None
+        if keys >= self._least and prefill.copies(q.device, q.shape[2], q.shape[2]):
+            shape = prefill.dense_shape(keys, bs, *k.shape[1:])
+            if self._dense is None or self._dense.shape[2] < shape[2]:
+                self._dense = q.new_empty(shape)
+            dense = self._dense
+        prefill.prefill_attention(q, k, *given, **more, dense=dense)
+
+
 def sweep_gathered(
     shape: Shape, steps: list[tuple[int, int]], device: str, budget: Budget
 ) -> Iterator[dict[str, Any]]:
-    """The variant that copies the keys first, at every tile."""
+    """Every tile for a copy of the keys, the product's own first."""
     key = arch.capability(torch.device(device)) or 90
+    kept = prefill._DENSE_TILES.get(key)
     for candidate in GATHERED[key]:
         if not budget.allows(f"gathering sweep of {candidate}"):
             continue
-        attend = functools.partial(
-            bench_gathered.gathered_attention,
-            bench_gathered.Tile(*candidate),
-            dense={},
-        )
-        entry: dict[str, Any] = {"tile": list(candidate)}
-        for part in measure(shape, steps, device, attend):
-            entry |= part
+        tile = prefill._Tile(*candidate)
+        prefill._DENSE_TILES[key] = tile
+        entry: dict[str, Any] = {"tile": list(tile), "product": tile == kept}
+        try:
+            for part in measure(shape, steps, device, Copying()):
+                entry |= part
+        finally:
+            del prefill._DENSE_TILES[key]
+            if kept is not None:
+                prefill._DENSE_TILES[key] = kept
         show(entry)
         yield entry
 
@@ -320,8 +344,7 @@ def compare(
             continue
         prompt = make_prompt(shape, prefix, tokens, device)
         out = torch.empty_like(prompt.q)
-        attend = prefill.prefill_attention
-        ours = prompt.launch(prefix, prefix + tokens, out, attend)
+        ours = prompt.launch(prefix, prefix + tokens, out, Copying(served=True))
         entry: dict[str, Any] = {
             "prefix": prefix,
             "tokens": tokens,

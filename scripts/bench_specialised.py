@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A prefill variant for sm90 whose warps specialise: one loads, two groups compute.
 
-Not served, and not for the interpreter. Keys are copied first as in bench_gathered; a
+Not served, and not for the interpreter. Keys are copied as prefill_attention does; a
 warp keeps K and V tiles coming by TMA, two warp groups of 64 rows each run QK of the
 next tile and PV of this one while they take the exponentials. Order of sums as in
 `prefill_attention`.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import torch
 import triton
-from bench_gathered import PAD, _gather_kernel
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -22,6 +21,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from sglang_exact_kernels import prefill_attention as prefill
 
 BLOCK_M, BLOCK_N, DIM, STAGES = 128, 64, 256, 2
 HALF = BLOCK_M // 2
@@ -434,28 +435,19 @@ def specialised_attention(
     kv_heads, dim = k_buffer.shape[1:]
     group = q.shape[1] // kv_heads
     keys = kv_indices.numel() + len(q)
-    rows = keys + bs * PAD
-    dense = torch.empty(2, kv_heads * rows, dim, dtype=q.dtype, device=q.device)
-    _gather_kernel[(triton.cdiv(keys, PAD), kv_heads, bs)](
-        k_buffer,
-        v_buffer,
-        *dense,
-        qo_indptr,
-        kv_indptr,
-        kv_indices,
-        out_cache_loc,
-        rows,
-        *k_buffer.stride()[:2],
-        *v_buffer.stride()[:2],
-        D=dim,
-        BLOCK=PAD,
+    dense = q.new_empty(prefill.dense_shape(keys, bs, kv_heads, dim))
+    call = prefill._Call(
+        q, k_buffer, v_buffer, out, qo_indptr, kv_indptr, kv_indices, out_cache_loc
     )
+    prefill._gather(call, dense)
+    rows = dense.shape[2]
+    flat = dense.view(2, kv_heads * rows, dim)
     blocks = triton.cdiv(max_extend_len * group, BLOCK_M)
     box = [BLOCK_N, dim]
     specialised_kernel[(blocks, kv_heads, bs)](
         q,
-        TensorDescriptor.from_tensor(dense[0], box, layout()),
-        TensorDescriptor.from_tensor(dense[1], box, layout()),
+        TensorDescriptor.from_tensor(flat[0], box, layout()),
+        TensorDescriptor.from_tensor(flat[1], box, layout()),
         out,
         qo_indptr,
         kv_indptr,
@@ -466,7 +458,7 @@ def specialised_attention(
         *out.stride()[:2],
         GROUP=group,
         D=dim,
-        PAD_ROWS=PAD,
+        PAD_ROWS=prefill.PAD,
         BLOCK_M=BLOCK_M,
         BLOCK_N=BLOCK_N,
         STAGES=STAGES,

@@ -36,6 +36,8 @@ def run(model_runner: Any) -> list[Reason]:
         reasons += selftest_gdn.run(model_runner)
     if "decode_attention" in names:
         reasons += selftest_attention.run(model_runner)
+    if "prefill_attention" in names:
+        reasons += selftest_attention.run_prefill(model_runner)
     if "small_m_gemm" in names:
         reasons += _small_m(model_runner, config.small_m)
     _report.update(

@@ -2,7 +2,7 @@
 """Self-test of the attention kernels, on the GPU.
 
 Verify rows against single decode rows; a prompt in one piece against the same prompt
-cut, and beside neighbours.
+cut, beside neighbours, and from a copy of its keys.
 """
 
 from __future__ import annotations
@@ -100,12 +100,17 @@ def compare_prefill(
 ) -> list[str]:
     """Differences, as text, between prefills of one prompt; empty if there is none.
 
-    PROMPT_LENGTH tokens in one step, in steps cut at each of `cuts`, and in the second
-    step beside another request. bf16, N(0, 1).
+    PROMPT_LENGTH tokens in one step, in steps cut at each of `cuts`, and from the
+    second step on beside another request; each also from a copy of its keys, where
+    this GPU serves one. bf16, N(0, 1).
     """
     import torch
 
-    from sglang_exact_kernels.prefill_attention import prefill_attention
+    from sglang_exact_kernels.prefill_attention import (
+        copies,
+        dense_shape,
+        prefill_attention,
+    )
 
     generator = torch.Generator(device=device).manual_seed(seed)
     length = PROMPT_LENGTH
@@ -116,11 +121,18 @@ def compare_prefill(
     k, v = (normal(2 * length, kv_heads, head_dim) for _ in range(2))
     q = normal(2 * length, heads, head_dim)
     order = torch.randperm(2 * length, generator=generator, device=device)
+    ways: list[torch.Tensor | None] = [None]
+    if copies(k.device, head_dim, head_dim):
+        # NaN: nothing that a step did not copy may count.
+        shape = dense_shape(2 * length, 2, kv_heads, head_dim)
+        ways.append(torch.full(shape, float("nan"), dtype=k.dtype, device=device))
 
     def starts(sizes: list[int]) -> torch.Tensor:
         return torch.tensor([0, *sizes], device=device).cumsum(0).to(torch.int32)
 
-    def step(spans: list[tuple[int, int, int]]) -> torch.Tensor:
+    def step(
+        spans: list[tuple[int, int, int]], dense: torch.Tensor | None
+    ) -> torch.Tensor:
         """Tokens first .. last of prompts that begin at row `at`; the last's rows."""
         new = torch.cat([torch.arange(at + a, at + b) for at, a, b in spans]).to(device)
         old = torch.cat([torch.arange(at, at + a) for at, a, _ in spans]).to(device)
@@ -137,42 +149,55 @@ def compare_prefill(
             out_cache_loc=order[new],
             max_extend_len=max(sizes),
             sm_scale=head_dim**-0.5,
+            dense=dense,
         )
         return out[-sizes[-1] :]
 
-    whole = step([(0, 0, length)]).view(torch.int16)
+    whole = step([(0, 0, length)], None).view(torch.int16)
     found = []
-    for cut in cuts:
+    for cut in ((), *cuts):
         edges = [0, *cut, length]
-        for a, b in zip(edges, edges[1:], strict=False):
-            neighbour = [(length, 3, 70)] if a else []
-            rows = step([*neighbour, (0, a, b)]).view(torch.int16)
-            count = int((rows != whole[a:b]).sum())
-            if count:
-                found.append(f"{count} elements of tokens {a} to {b}, cut at {cut}")
+        for dense in ways:
+            how = "" if dense is None else ", keys copied"
+            for a, b in zip(edges, edges[1:], strict=False):
+                neighbour = [(length, 3, 70)] if a else []
+                rows = step([*neighbour, (0, a, b)], dense).view(torch.int16)
+                count = int((rows != whole[a:b]).sum())
+                if count:
+                    found.append(
+                        f"{count} elements of tokens {a} to {b}, cut at {cut}{how}"
+                    )
     return found
 
 
-def run(model_runner: Any) -> list[Reason]:
-    """Verify attention must equal decode attention for the served model's heads.
+def heads_of(model_runner: Any) -> tuple[int, int, int]:
+    """Query heads and KV heads of this rank, and head_dim, of the served model."""
+    from sglang.srt.runtime_context import get_parallel
 
-    And a cut prompt's prefill the uncut one's.
-    """
-    from sglang.srt.runtime_context import get_parallel, get_spec
-
-    tokens = int(get_spec().speculative_num_draft_tokens or 2)
     config, tp = model_runner.model_config, get_parallel().attn_tp_size
-    shape = (
+    return (
         config.get_max_num_attention_heads() // tp,
         config.get_num_kv_heads(tp),
         int(config.head_dim),
     )
-    device = str(model_runner.device)
-    reasons = [
+
+
+def run(model_runner: Any) -> list[Reason]:
+    """Verify attention must equal decode attention for the served model's heads."""
+    from sglang.srt.runtime_context import get_spec
+
+    tokens = int(get_spec().speculative_num_draft_tokens or 2)
+    shape, device = heads_of(model_runner), str(model_runner.device)
+    return [
         Reason(f"attention self-test: {text}", "decode's bits", FIX)
         for text in compare(*shape, tokens, 1, device)
     ]
-    return reasons + [
+
+
+def run_prefill(model_runner: Any) -> list[Reason]:
+    """A cut prompt's prefill must equal the uncut one's, for the same heads."""
+    shape, device = heads_of(model_runner), str(model_runner.device)
+    return [
         Reason(f"prefill self-test: {text}", "the bits of one step", FIX)
         for text in compare_prefill(*shape, 1, device)
     ]

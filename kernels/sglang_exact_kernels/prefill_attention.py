@@ -16,6 +16,11 @@ program, where keys lie in the cache, the grid. Tiles depend on the architecture
 Not covered: sliding windows, logit caps, sinks, custom masks, bidirectional layers,
 page sizes above 1, quantised caches; non-finite values of a later token of the same
 request reach the rows before it.
+
+Two ways to load the same tiles, with the same bits: from where the keys lie, or, given
+scratch, from a copy of the step's keys by TMA. The copy (4 bytes moved per byte of K
+and V) pays for itself within some hundred new tokens: 1.1 to 1.25 times as fast on an
+H200. Which of them runs may therefore depend on the step.
 """
 
 from __future__ import annotations
@@ -24,11 +29,17 @@ from typing import NamedTuple
 
 import torch
 import triton
-import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sglang_exact_kernels import arch, checks
+from sglang_exact_kernels.prefill_attention_kernels import (
+    PAD,
+    dense_kernel,
+    gather_kernel,
+    paged_kernel,
+)
 
-__all__ = ["prefill_attention"]
+__all__ = ["GATHER_KEYS", "copies", "dense_shape", "prefill_attention"]
 
 
 class _Tile(NamedTuple):
@@ -43,193 +54,32 @@ _TILES = {
     120: _Tile(block_m=64, block_n=32, num_warps=4, num_stages=2),
 }
 
+# The tile that loads from the copy. It sums in the other's order: same rows, same keys
+# per tile; two stages, as the tiles of K and V are held apart. No row: no copy.
+_DENSE_TILES = {
+    90: _Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+}
+
+GATHER_KEYS = 4096
+"""Least keys of a step that is worth a copy: on an H200 2,048 are not, 8,192 are."""
+
 _MAX_BS = 65535  # grid dimension z
 _LOG2_E = 1.4426950408889634
 
 
-@triton.jit
-def _walk(
-    row_max,
-    row_sum,
-    acc,
-    q_tile,
-    limit,
-    first,
-    last,
-    begin,
-    prefix,
-    keys,
-    k_head,
-    v_head,
-    kv_indices,
-    new_loc,
-    stride_k_slot,
-    stride_v_slot,
-    qk_scale,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    IN_PREFIX: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """Keys first .. last. IN_PREFIX: all of them precede the new tokens.
+def copies(device: torch.device, head_dim: int, v_head_dim: int) -> bool:
+    """Whether this GPU and these heads have a kernel that works on a copy."""
+    cap = arch.capability(device)
+    has_tile = (90 if cap == arch.INTERPRETED else cap) in _DENSE_TILES
+    return has_tile and head_dim == v_head_dim == triton.next_power_of_2(head_dim)
 
-    MASKED: some row does not see some of them. Both only leave out loads and selects
-    that would change nothing.
+
+def dense_shape(keys: int, bs: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    """Shape of the scratch `dense` for `keys` keys of `bs` requests in one step.
+
+    keys counts prefixes and new tokens. A larger one serves as well.
     """
-    offs_d = tl.arange(0, BLOCK_D)
-    offs_dv = tl.arange(0, BLOCK_DV)
-    for n in range(first, last, BLOCK_N):
-        offs_n = n + tl.arange(0, BLOCK_N)
-        exists = offs_n < keys
-        if IN_PREFIX:
-            slot = tl.load(kv_indices + begin + offs_n)
-        else:
-            old = offs_n < prefix
-            slot = tl.load(kv_indices + begin + offs_n, mask=old, other=0)
-            slot += tl.load(
-                new_loc + (offs_n - prefix), mask=exists & (offs_n >= prefix), other=0
-            )
-        slot = slot.to(tl.int64)
-        p_k = k_head + slot[:, None] * stride_k_slot + offs_d[None, :]
-        p_v = v_head + slot[:, None] * stride_v_slot + offs_dv[None, :]
-        if MASKED:
-            k = tl.load(p_k, mask=exists[:, None] & (offs_d < D)[None, :], other=0.0)
-            v = tl.load(p_v, mask=exists[:, None] & (offs_dv < DV)[None, :], other=0.0)
-        else:
-            k = tl.load(p_k, mask=(offs_d < D)[None, :], other=0.0)
-            v = tl.load(p_v, mask=(offs_dv < DV)[None, :], other=0.0)
-        qk = tl.dot(q_tile, tl.trans(k))
-        if MASKED:
-            qk = tl.where(offs_n[None, :] < limit[:, None], qk, float("-inf"))
-        # Every row sees key 0, so the maximum is finite from the first tile on.
-        new_max = tl.maximum(row_max, tl.max(qk, 1))
-        rescale = tl.exp2((row_max - new_max) * qk_scale)
-        # Explicit fma: nothing left for the compiler to contract.
-        shift = 0.0 - new_max * qk_scale
-        p = tl.exp2(tl.fma(qk, qk_scale, shift[:, None]))
-        row_sum = tl.fma(row_sum, rescale, tl.sum(p, 1))
-        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None])
-        row_max = new_max
-    return row_max, row_sum, acc
-
-
-# Not specialised: one binary whatever the batch and however the slots are sliced.
-@triton.jit(
-    do_not_specialize=["blocks"],
-    do_not_specialize_on_alignment=[
-        "qo_indptr",
-        "kv_indptr",
-        "kv_indices",
-        "out_cache_loc",
-    ],
-)
-def _prefill_kernel(
-    q,  # [tokens, HKV * GROUP, D]
-    k_buffer,  # [slots, HKV, D]
-    v_buffer,  # [slots, HKV, DV]
-    out,  # [tokens, HKV * GROUP, DV]
-    qo_indptr,  # [bs + 1] int32
-    kv_indptr,  # [bs + 1] int32
-    kv_indices,  # [kv_indptr[bs]]
-    out_cache_loc,  # [tokens]
-    qk_scale,
-    blocks,
-    stride_q_row,
-    stride_q_head,
-    stride_k_slot,
-    stride_k_head,
-    stride_v_slot,
-    stride_v_head,
-    stride_out_row,
-    stride_out_head,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-):
-    # Neighbouring programs walk the same keys; the last block, which has the most of
-    # them, comes first.
-    block = blocks - 1 - tl.program_id(0)
-    kv_head = tl.program_id(1)
-    r = tl.program_id(2)
-    q_begin = tl.load(qo_indptr + r)
-    tokens = tl.load(qo_indptr + r + 1) - q_begin
-    if block * BLOCK_M >= tokens * GROUP:
-        return
-    begin = tl.load(kv_indptr + r)
-    prefix = tl.load(kv_indptr + r + 1) - begin
-
-    offs_m = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    valid = offs_m < tokens * GROUP
-    # A row beyond the last one repeats the last token; it is not stored.
-    token = tl.minimum(offs_m // GROUP, tokens - 1)
-    head = kv_head * GROUP + offs_m % GROUP
-    limit = prefix + token + 1
-    lowest = prefix + (block * BLOCK_M) // GROUP + 1
-    keys = prefix + tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP + 1, tokens)
-    in_prefix = prefix // BLOCK_N * BLOCK_N
-    whole = tl.maximum(lowest // BLOCK_N * BLOCK_N, in_prefix)
-
-    row = (q_begin + token).to(tl.int64)
-    offs_d = tl.arange(0, BLOCK_D)
-    q_tile = tl.load(
-        q
-        + row[:, None] * stride_q_row
-        + head[:, None] * stride_q_head
-        + offs_d[None, :],
-        mask=(offs_d < D)[None, :],
-        other=0.0,
-    )
-    k_head = k_buffer + kv_head.to(tl.int64) * stride_k_head
-    v_head = v_buffer + kv_head.to(tl.int64) * stride_v_head
-    new_loc = out_cache_loc + q_begin.to(tl.int64)
-    begin = begin.to(tl.int64)
-    row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-    row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_DV], dtype=tl.float32)
-    for part in tl.static_range(3):
-        row_max, row_sum, acc = _walk(
-            row_max,
-            row_sum,
-            acc,
-            q_tile,
-            limit,
-            0 if part == 0 else (in_prefix if part == 1 else whole),
-            in_prefix if part == 0 else (whole if part == 1 else keys),
-            begin,
-            prefix,
-            keys,
-            k_head,
-            v_head,
-            kv_indices,
-            new_loc,
-            stride_k_slot,
-            stride_v_slot,
-            qk_scale,
-            D,
-            DV,
-            BLOCK_N,
-            BLOCK_D,
-            BLOCK_DV,
-            part == 0,
-            part == 2,
-        )
-    offs_dv = tl.arange(0, BLOCK_DV)
-    value = acc / row_sum[:, None]
-    tl.store(
-        out
-        + row[:, None] * stride_out_row
-        + head[:, None] * stride_out_head
-        + offs_dv[None, :],
-        value.to(out.dtype.element_ty),
-        mask=valid[:, None] & (offs_dv < DV)[None, :],
-    )
+    return 2, kv_heads, keys + bs * PAD, head_dim
 
 
 class _Call(NamedTuple):
@@ -287,13 +137,47 @@ def _shape_reasons(call: _Call, max_extend_len: int) -> list[str]:
     return reasons
 
 
-def _check(call: _Call, max_extend_len: int, sm_scale: float) -> None:
+def _dense_reasons(call: _Call, dense: torch.Tensor) -> list[str]:
+    kv_heads, dim = call.k_buffer.shape[1:]
+    bs = call.qo_indptr.numel() - 1
+    least = dense_shape(call.kv_indices.numel() + len(call.q), bs, kv_heads, dim)
+    reasons = checks.mismatches(
+        (
+            ("dense dtype", dense.dtype, call.q.dtype),
+            ("dense device", dense.device, call.q.device),
+            ("dense contiguous", dense.is_contiguous(), True),
+            ("dense dims", dense.ndim, 4),
+        )
+    )
+    if reasons:
+        return reasons
+    found = tuple(dense.shape)
+    if found[:2] != least[:2] or found[3] != least[3] or found[2] < least[2]:
+        reasons.append(
+            f"dense: found {found}, expected {least} or more rows; size it with "
+            "dense_shape"
+        )
+    if found[1] * found[2] >= 2**31:
+        reasons.append(f"dense: found {found[1] * found[2]} rows, expected below 2**31")
+    if not copies(call.q.device, dim, call.v_buffer.shape[2]):
+        reasons.append(
+            f"dense: found head_dim {dim} and {call.v_buffer.shape[2]}, expected one "
+            "power of 2 and a GPU for which copies() is true; pass None"
+        )
+    return reasons
+
+
+def _check(
+    call: _Call, max_extend_len: int, sm_scale: float, dense: torch.Tensor | None
+) -> None:
     """Raise ValueError with every reason why this call is refused."""
     reasons = arch.unsupported_reasons(call.q.device) + _layout_reasons(call)
     if sm_scale <= 0.0:
         reasons.append(f"sm_scale: found {sm_scale}, expected a positive number")
     if not reasons:
         reasons = _shape_reasons(call, max_extend_len)
+    if not reasons and dense is not None:
+        reasons = _dense_reasons(call, dense)
     if reasons:
         raise ValueError("prefill_attention refused:\n- " + "\n- ".join(reasons))
 
@@ -310,6 +194,7 @@ def prefill_attention(
     out_cache_loc: torch.Tensor,
     max_extend_len: int,
     sm_scale: float,
+    dense: torch.Tensor | None = None,
 ) -> None:
     """Causal attention of new tokens to their request's keys, written to `out`.
 
@@ -321,6 +206,8 @@ def prefill_attention(
     kv_indptr   [bs + 1] int32, kv_indices int64: slots of each prefix as CSR
     out_cache_loc  [tokens] int64, slots of the new tokens
     max_extend_len  most new tokens of a request (a host number); it sizes the grid
+    dense       scratch for a copy of the step's keys, see `dense_shape` and `copies`;
+                contents need not survive. None: keys are read where they lie
 
     Raises ValueError, before any launch, with every reason why the call is refused. No
     host synchronisation, no allocation.
@@ -328,19 +215,26 @@ def prefill_attention(
     call = _Call(
         q, k_buffer, v_buffer, out, qo_indptr, kv_indptr, kv_indices, out_cache_loc
     )
-    _check(call, max_extend_len, sm_scale)
-    tile = arch.pick(_TILES, q.device)
-    kv_heads, dim = k_buffer.shape[1:]
-    group, v_dim = q.shape[1] // kv_heads, v_buffer.shape[2]
+    _check(call, max_extend_len, sm_scale, dense)
+    if dense is None:
+        _launch_paged(call, max_extend_len, sm_scale)
+    else:
+        _launch_dense(call, max_extend_len, sm_scale, dense)
+
+
+def _launch_paged(call: _Call, max_extend_len: int, sm_scale: float) -> None:
+    tile = arch.pick(_TILES, call.q.device)
+    kv_heads, dim = call.k_buffer.shape[1:]
+    group, v_dim = call.q.shape[1] // kv_heads, call.v_buffer.shape[2]
     blocks = triton.cdiv(max_extend_len * group, tile.block_m)
-    _prefill_kernel[(blocks, kv_heads, qo_indptr.numel() - 1)](
+    paged_kernel[(blocks, kv_heads, call.qo_indptr.numel() - 1)](
         *call,
         sm_scale * _LOG2_E,
         blocks,
-        *q.stride()[:2],
-        *k_buffer.stride()[:2],
-        *v_buffer.stride()[:2],
-        *out.stride()[:2],
+        *call.q.stride()[:2],
+        *call.k_buffer.stride()[:2],
+        *call.v_buffer.stride()[:2],
+        *call.out.stride()[:2],
         GROUP=group,
         D=dim,
         DV=v_dim,
@@ -348,6 +242,58 @@ def prefill_attention(
         BLOCK_N=tile.block_n,
         BLOCK_D=triton.next_power_of_2(dim),
         BLOCK_DV=triton.next_power_of_2(v_dim),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+
+
+def _gather(call: _Call, dense: torch.Tensor) -> None:
+    """Copy the step's keys to `dense`; also for kernels that are being tried out."""
+    bs = call.qo_indptr.numel() - 1
+    keys = call.kv_indices.numel() + len(call.q)
+    gather_kernel[(triton.cdiv(keys, PAD), dense.shape[1], bs)](
+        call.k_buffer,
+        call.v_buffer,
+        *dense,
+        *call[4:],
+        dense.shape[2],
+        *call.k_buffer.stride()[:2],
+        *call.v_buffer.stride()[:2],
+        D=dense.shape[3],
+        BLOCK=PAD,
+    )
+
+
+def _launch_dense(
+    call: _Call, max_extend_len: int, sm_scale: float, dense: torch.Tensor
+) -> None:
+    tile = arch.pick(_DENSE_TILES, call.q.device)
+    _gather(call, dense)
+    kv_heads, rows, dim = dense.shape[1:]
+    group = call.q.shape[1] // kv_heads
+    blocks = triton.cdiv(max_extend_len * group, tile.block_m)
+    box = [tile.block_n, dim]
+    k_desc, v_desc = (
+        TensorDescriptor.from_tensor(half.view(kv_heads * rows, dim), box)
+        for half in dense
+    )
+    dense_kernel[(blocks, kv_heads, call.qo_indptr.numel() - 1)](
+        call.q,
+        k_desc,
+        v_desc,
+        call.out,
+        call.qo_indptr,
+        call.kv_indptr,
+        sm_scale * _LOG2_E,
+        blocks,
+        rows,
+        *call.q.stride()[:2],
+        *call.out.stride()[:2],
+        GROUP=group,
+        D=dim,
+        PAD_ROWS=PAD,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )

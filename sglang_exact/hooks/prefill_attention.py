@@ -7,8 +7,13 @@ Why: the host's deterministic prefill kernel gives every query head its own pass
     (sglang/kernels/ops/attention/extend_attention.py:1172, 326). At 128k that is most
     of the time to the first token.
 What: `sglang_exact_kernels.prefill_attention` serves plain and chunked prefill of the
-    target, in plain and speculative serving alike. Prefix slots and new slots are read
-    where they lie.
+    target, in plain and speculative serving alike. A step of GATHER_KEYS keys or more
+    copies them together first and loads tiles by TMA, where the GPU has such a kernel;
+    the bits are those of reading keys where they lie, which the self-test compares.
+    One scratch serves all layers. It is allocated once, at the backend's first prefill
+    (the server's warm-up request), for the longest context: 4 KiB per key for 4 KV
+    heads of 256, half a GiB at 128k, from what mem_fraction_static leaves free. Steps
+    that do not fit in it read keys where they lie.
 Scope: forward mode EXTEND on the target's triton backend, causal layers with full
     attention, page size 1, head_dim up to 256, no scaled cache. Layers with a sliding
     window, a soft cap, sinks, a score_mod, no causality or MLA stay with the host's
@@ -30,6 +35,10 @@ if TYPE_CHECKING:
 
 _BACKEND = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend"
 _HEAD_DIMS = range(16, 257)
+_DENSE = "_sglang_exact_dense"
+
+_STEP_KEYS, _STEP_REQUESTS = 16384, 64
+"""What a step may hold beside the longest context; larger ones are not copied."""
 
 
 class UnsupportedPrefill(RuntimeError):
@@ -117,9 +126,12 @@ def _attend(
             "install the pinned host release"
         )
     heads, bs = layer.tp_q_head_num, forward_batch.batch_size
+    rows = q.view(-1, heads, layer.qk_head_dim)
+    k_buffer = pool.get_key_buffer(layer.layer_id)
+    keys = metadata.kv_indices.numel() + len(rows)
     prefill_attention(
-        q.view(-1, heads, layer.qk_head_dim),
-        pool.get_key_buffer(layer.layer_id),
+        rows,
+        k_buffer,
         pool.get_value_buffer(layer.layer_id),
         o.view(-1, heads, layer.v_head_dim),
         qo_indptr=metadata.qo_indptr[: bs + 1].int(),
@@ -128,7 +140,33 @@ def _attend(
         out_cache_loc=forward_batch.out_cache_loc,
         max_extend_len=metadata.max_extend_len,
         sm_scale=layer.scaling,
+        dense=dense_scratch(backend, k_buffer, layer.v_head_dim, keys, bs),
     )
+
+
+def dense_scratch(
+    backend: Any, k_buffer: torch.Tensor, v_head_dim: int, keys: int, bs: int
+) -> torch.Tensor | None:
+    """Scratch for a step of `keys` keys, or None where keys stay where they lie.
+
+    k_buffer [slots, kv_heads, head_dim]. The first call allocates, for every layer.
+    """
+    import torch
+
+    from sglang_exact_kernels import prefill_attention as kernel
+
+    kv_heads, dim = k_buffer.shape[1:]
+    if not kernel.copies(k_buffer.device, dim, v_head_dim):
+        return None
+    held: torch.Tensor | None = getattr(backend, _DENSE, None)
+    if held is None:
+        most = int(backend.max_context_len) + _STEP_KEYS
+        shape = kernel.dense_shape(most, _STEP_REQUESTS, kv_heads, dim)
+        held = torch.empty(shape, dtype=k_buffer.dtype, device=k_buffer.device)
+        setattr(backend, _DENSE, held)
+    needed = kernel.dense_shape(keys, bs, kv_heads, dim)
+    fits = needed[2] <= held.shape[2] and (needed[1], dim) == held.shape[1::2]
+    return held if fits and keys >= kernel.GATHER_KEYS else None
 
 
 HOOK = Hook(

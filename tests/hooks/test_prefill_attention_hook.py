@@ -15,13 +15,15 @@ from sglang_exact.hooks.base import UnknownArgument  # noqa: E402
 from sglang_exact_kernels import prefill_attention as module  # noqa: E402
 
 BS, HEADS, DIM, TOKENS = 2, 2, 16, 7
+K = torch.zeros(1, HEADS, DIM)
 
 
 def backend(**changes: Any) -> Any:
     """The target's backend; its index tensors are longer than the batch."""
-    pool = SimpleNamespace(get_key_buffer=lambda i: "k", get_value_buffer=lambda i: "v")
+    pool = SimpleNamespace(get_key_buffer=lambda i: K, get_value_buffer=lambda i: "v")
     metadata = SimpleNamespace(
         max_extend_len=4,
+        # int64, as the host makes it outside of graphs.
         qo_indptr=torch.tensor([0, 3, 7, 7]),
         kv_indptr=torch.tensor([0, 5, 9, 0, 0]),
         kv_indices=torch.arange(9),
@@ -31,6 +33,7 @@ def backend(**changes: Any) -> Any:
         "is_draft_runner": False,
         "use_mla": False,
         "page_size": 1,
+        "max_context_len": 8,
         "token_to_kv_pool": pool,
         "forward_metadata": metadata,
     }
@@ -87,14 +90,60 @@ def test_extend_runs_the_kernel_on_the_batch_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = run(monkeypatch, backend(), layer())
-    assert seen["kv"] == ("k", "v")
+    assert seen["kv"][0] is K and seen["kv"][1] == "v"
     assert seen["q"].shape == seen["o"].shape == (TOKENS, HEADS, DIM)
     assert seen["qo_indptr"].tolist() == [0, 3, 7]
+    assert seen["qo_indptr"].dtype == torch.int32
     assert seen["kv_indptr"].tolist() == [0, 5, 9]
     assert seen["kv_indices"].tolist() == list(range(9))
     assert seen["out_cache_loc"].tolist() == list(range(20, 27))
     assert seen["max_extend_len"] == 4
     assert seen["sm_scale"] == 0.5
+    assert seen["dense"] is None
+
+
+def test_the_kernel_takes_what_the_hook_hands_over() -> None:
+    """The host's dtypes and slices, by the kernel itself."""
+    made, k = backend(), torch.zeros(27, HEADS, DIM, dtype=torch.bfloat16)
+    made.token_to_kv_pool = SimpleNamespace(
+        get_key_buffer=lambda i: k, get_value_buffer=lambda i: k + 1
+    )
+    made.forward_metadata.kv_indptr = made.forward_metadata.kv_indptr.int()
+    batch = SimpleNamespace(
+        batch_size=BS,
+        out_cache_loc=torch.arange(20, 27),
+        forward_mode=SimpleNamespace(name="EXTEND"),
+    )
+    q = torch.zeros(TOKENS, HEADS * DIM, dtype=torch.bfloat16)
+    out = torch.zeros_like(q)
+    hook.prefill_rows(_no_host, made, q, out, layer(), batch, True, 0.0, None)
+    assert bool((out == 1).all())
+
+
+def _no_host(*given: Any, **more: Any) -> None:
+    raise AssertionError("found a call of the host's kernel")
+
+
+def test_long_steps_get_one_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the step's keys; allocated by the first prefill, for the longest context."""
+    monkeypatch.setattr(module, "GATHER_KEYS", 16)
+    monkeypatch.setattr(hook, "_STEP_KEYS", 12)
+    monkeypatch.setattr(hook, "_STEP_REQUESTS", 2)
+    made = backend()
+    assert run(monkeypatch, made, layer())["dense"] is getattr(made, hook._DENSE)
+    held = getattr(made, hook._DENSE)
+    assert held.shape == (2, HEADS, 8 + 12 + 2 * 64, DIM)
+    assert hook.dense_scratch(made, K, DIM, 15, 1) is None
+    assert hook.dense_scratch(made, K, DIM, 20, 2) is held
+    assert hook.dense_scratch(made, K, DIM, 21, 2) is None
+    assert hook.dense_scratch(made, K, DIM, 20, 3) is None
+    assert getattr(made, hook._DENSE) is held
+
+
+def test_heads_or_gpus_without_a_copy_get_none() -> None:
+    made = backend()
+    assert hook.dense_scratch(made, torch.zeros(1, 2, 40), 40, 10**5, 1) is None
+    assert not hasattr(made, hook._DENSE)
 
 
 def test_draft_and_other_modes_stay_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

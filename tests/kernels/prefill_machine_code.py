@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile prefill_attention for sm90 and sm120 and print what it takes, as JSON.
 
+"copied" entries are the kernel that works on a copy of the keys.
+
 Run as a script, in a process without TRITON_INTERPRET. For each shape: bytes of shared
 memory, and per loop that multiplies, loads and stores of spilled registers.
 """
@@ -33,7 +35,7 @@ def compiled(capability: int, shape: str, sass: bool) -> Any:
     block_d = triton.next_power_of_2(dim)
     compile_kernel = aot.compile_sass if sass else aot.compile_kernel
     return compile_kernel(
-        prefill._prefill_kernel,
+        prefill.paged_kernel,
         {
             **dict.fromkeys(("q", "k_buffer", "v_buffer", "out"), "*bf16"),
             **dict.fromkeys(("qo_indptr", "kv_indptr"), "*i32"),
@@ -54,6 +56,36 @@ def compiled(capability: int, shape: str, sass: bool) -> Any:
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         multiples_of_16=STRIDES,
+    )
+
+
+def compiled_dense(capability: int, shape: str, sass: bool) -> Any:
+    group, dim = SHAPES[shape]
+    tile = prefill._DENSE_TILES[capability]
+    strides = (*STRIDES[:2], *STRIDES[-2:])
+    compile_kernel = aot.compile_sass if sass else aot.compile_kernel
+    return compile_kernel(
+        prefill.dense_kernel,
+        {
+            **dict.fromkeys(("q", "out"), "*bf16"),
+            **dict.fromkeys(
+                ("k_desc", "v_desc"), f"tensordesc<bf16[{tile.block_n},{dim}]>"
+            ),
+            **dict.fromkeys(("qo_indptr", "kv_indptr"), "*i32"),
+            "qk_scale": "fp32",
+            **dict.fromkeys(("blocks", "rows", *strides), "i32"),
+        },
+        {
+            "GROUP": group,
+            "D": dim,
+            "PAD_ROWS": prefill.PAD,
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+        },
+        capability,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        multiples_of_16=strides,
     )
 
 
@@ -78,11 +110,15 @@ def loop_spills(sass: str) -> list[int]:
 
 def main() -> None:
     found = {
-        f"{shape} sm{capability}": {
-            "shared": compiled(capability, shape, False).metadata.shared,
-            "spills": loop_spills(compiled(capability, shape, True)),
+        f"{shape}{how} sm{capability}": {
+            "shared": make(capability, shape, False).metadata.shared,
+            "spills": loop_spills(make(capability, shape, True)),
         }
-        for capability in prefill._TILES
+        for how, make, tiles in (
+            ("", compiled, prefill._TILES),
+            (" copied", compiled_dense, prefill._DENSE_TILES),
+        )
+        for capability in tiles
         for shape in SHAPES
     }
     sys.stdout.write(json.dumps(found) + "\n")

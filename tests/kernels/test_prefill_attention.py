@@ -15,7 +15,11 @@ from sglang_exact_kernels.invariance import (
     assert_same_bits,
     different_elements,
 )
-from sglang_exact_kernels.prefill_attention import prefill_attention
+from sglang_exact_kernels.prefill_attention import (
+    copies,
+    dense_shape,
+    prefill_attention,
+)
 from sglang_exact_kernels.reference import attention_fp64
 
 
@@ -39,8 +43,13 @@ class Case(NamedTuple):
     v_buffer: torch.Tensor
     slots: list[torch.Tensor]
 
-    def step(self, spans: list[tuple[int, int, int]]) -> list[torch.Tensor]:
-        """One launch: tokens first .. last of each (request, first, last)."""
+    def step(
+        self, spans: list[tuple[int, int, int]], copied: bool = False
+    ) -> list[torch.Tensor]:
+        """One launch: tokens first .. last of each (request, first, last).
+
+        copied: from a copy of the keys; what the copy leaves out is NaN.
+        """
         device = self.k_buffer.device
 
         def starts(sizes: list[int]) -> torch.Tensor:
@@ -49,6 +58,11 @@ class Case(NamedTuple):
         sizes = [last - first for _, first, last in spans]
         q = torch.cat([self.q[r][a:b] for r, a, b in spans])
         out = torch.full_like(q, float("nan"))
+        dense = None
+        if copied:
+            keys, heads = sum(last for _, _, last in spans), self.heads
+            shape = dense_shape(keys + 9, len(spans) + 1, heads.kv, heads.dim)
+            dense = torch.full(shape, float("nan"), dtype=q.dtype, device=device)
         prefill_attention(
             q,
             self.k_buffer,
@@ -60,16 +74,17 @@ class Case(NamedTuple):
             out_cache_loc=torch.cat([self.slots[r][a:b] for r, a, b in spans]),
             max_extend_len=max(sizes),
             sm_scale=self.heads.dim**-0.5,
+            dense=dense,
         )
         return list(out.split(sizes))
 
-    def whole(self, r: int) -> torch.Tensor:
-        return self.step([(r, 0, len(self.q[r]))])[0]
+    def whole(self, r: int, copied: bool = False) -> torch.Tensor:
+        return self.step([(r, 0, len(self.q[r]))], copied)[0]
 
-    def in_pieces(self, r: int, cuts: list[int]) -> torch.Tensor:
+    def in_pieces(self, r: int, cuts: list[int], copied: bool = False) -> torch.Tensor:
         edges = [0, *cuts, len(self.q[r])]
         spans = [(r, a, b) for a, b in zip(edges, edges[1:], strict=False)]
-        return torch.cat([self.step([span])[0] for span in spans])
+        return torch.cat([self.step([span], copied)[0] for span in spans])
 
     def fp64(self, r: int) -> torch.Tensor:
         rows = [self.slots[r][: i + 1] for i in range(len(self.q[r]))]
@@ -126,6 +141,7 @@ def small_tile(exact_dot: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles small enough that some forty tokens cross several of both kinds."""
     tile = module._Tile(block_m=16, block_n=16, num_warps=4, num_stages=2)
     monkeypatch.setattr(module, "_TILES", dict.fromkeys(module._TILES, tile))
+    monkeypatch.setattr(module, "_DENSE_TILES", dict.fromkeys(module._TILES, tile))
 
 
 @pytest.mark.usefixtures("small_tile")
@@ -230,6 +246,7 @@ def test_prefill_attention_refuses(device: torch.device) -> None:
         case._replace(v_buffer=case.v_buffer[:-1]).whole(0)
     q = case.q[0]
     starts = torch.tensor([0, 10], dtype=torch.int32, device=device)
+    dense = q.new_empty(dense_shape(10, 1, SMALL.kv, SMALL.dim))
     given = {
         "qo_indptr": starts,
         "kv_indptr": torch.zeros_like(starts),
@@ -244,11 +261,57 @@ def test_prefill_attention_refuses(device: torch.device) -> None:
         ({"out_cache_loc": case.slots[0][:9]}, "found 9 slots"),
         ({"qo_indptr": starts.long()}, "qo_indptr dtype"),
         ({"kv_indptr": starts[:1]}, "kv_indptr entries"),
+        ({"dense": dense[:, :, 1:]}, "dense contiguous"),
+        ({"dense": dense[:, :, 1:].contiguous()}, "dense: found .* 73, "),
+        ({"dense": dense.float()}, "dense dtype"),
     ):
         with pytest.raises(ValueError, match=text):
             prefill_attention(
                 q, case.k_buffer, case.v_buffer, torch.empty_like(q), **given | change
             )
+
+
+@pytest.mark.usefixtures("small_tile")
+@pytest.mark.parametrize("heads", [SMALL, Heads(8, 8, 16), Heads(24, 4, 64)])
+def test_a_copy_of_the_keys_keeps_the_bits(device: torch.device, heads: Heads) -> None:
+    """With and without a copy, in pieces, and in a batch; unused slots hold NaN."""
+    lengths = [40, 6, 65]
+    case = make_case(heads, lengths, device, seed=9)
+    for r, length in enumerate(lengths):
+        want = case.whole(r)
+        assert_same_bits(case.whole(r, copied=True), want, "whole")
+        cuts = [length // 3, length // 2]
+        assert_same_bits(case.in_pieces(r, cuts, copied=True), want, "pieces")
+    spans = [(r, length // 2, length) for r, length in enumerate(lengths)]
+    copied, read = case.step(spans, copied=True), case.step(spans)
+    for r in range(len(lengths)):
+        assert_same_bits(copied[r], read[r], f"request {r} of three")
+
+
+@pytest.mark.usefixtures("small_tile")
+def test_a_copy_with_another_tile_is_seen(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control: the copy's tile must walk the keys as the other one does."""
+    case = make_case(SMALL, [40], device, seed=9)
+    wide = module._Tile(block_m=16, block_n=32, num_warps=4, num_stages=2)
+    monkeypatch.setattr(module, "_DENSE_TILES", dict.fromkeys(module._TILES, wide))
+    assert different_elements(case.whole(0, copied=True), case.whole(0)) > 0
+
+
+def test_served_tiles_walk_the_same_keys() -> None:
+    for capability, dense in module._DENSE_TILES.items():
+        read = module._TILES[capability]
+        assert dense[:3] == read[:3]
+        assert module.PAD % dense.block_n == 0
+
+
+def test_heads_without_a_copy(device: torch.device) -> None:
+    assert not copies(device, 40, 40)
+    assert not copies(device, 64, 128)
+    case = make_case(Heads(5, 1, 40), [35], device, seed=7)
+    with pytest.raises(ValueError, match="found head_dim 40 and 40"):
+        case.whole(0, copied=True)
 
 
 @pytest.mark.gpu
@@ -264,9 +327,13 @@ def test_cuts_keep_the_bits_on_the_device(
         count = min(length - 1, generator.randint(1, 5))
         cuts = sorted(generator.sample(range(1, length), count)) if count else []
         assert_same_bits(case.in_pieces(0, cuts), want, f"cuts {cuts}")
+        if copies(device, heads.dim, heads.dim):
+            copied = case.in_pieces(0, cuts, copied=True)
+            assert_same_bits(copied, want, f"cuts {cuts}, copied")
     first = length // 2
-    beside = case.step([(1, 64, 130), (0, first, length)])[1]
-    assert_same_bits(beside, want[first:], "beside a neighbour")
+    for copied in {False, copies(device, heads.dim, heads.dim)}:
+        beside = case.step([(1, 64, 130), (0, first, length)], copied)[1]
+        assert_same_bits(beside, want[first:], "beside a neighbour")
 
 
 @pytest.mark.gpu

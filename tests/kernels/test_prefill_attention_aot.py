@@ -12,7 +12,7 @@ from pathlib import Path
 # Shared memory one block may take: CUDA programming guide, compute capabilities.
 LIMITS = {"90": 227 * 1024, "120": 99 * 1024}
 SPILLS = {"90": 0, "120": 4}
-"""Reloads of spilled registers that the three loops may have each."""
+"""Reloads of spilled registers that each of the loops may have."""
 
 
 def test_prefill_attention_fits_the_chip(tmp_path: Path) -> None:
@@ -27,9 +27,10 @@ def test_prefill_attention_fits_the_chip(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr[-2000:]
     found = json.loads(run.stdout.splitlines()[-1])
-    assert len(found) == 6
+    assert len(found) == 6 + 3
     for name, taken in found.items():
         chip = name.split(" sm")[1]
         assert 0 < taken["shared"] <= LIMITS[chip], (name, taken)
-        assert len(taken["spills"]) == 3, (name, taken)
+        loops = 2 if "copied" in name else 3
+        assert len(taken["spills"]) == loops, (name, taken)
         assert max(taken["spills"]) <= SPILLS[chip], (name, taken)

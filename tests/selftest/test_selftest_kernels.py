@@ -72,4 +72,20 @@ def test_prefill_names_a_planted_difference(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(module, "prefill_attention", leaky)
     found = selftest_attention.compare_prefill(4, 2, 32, 1, "cpu", ALIGNED[:1])
-    assert found == ["1 elements of tokens 64 to 900, cut at (64,)"]
+    text = "1 elements of tokens 64 to 900, cut at (64,)"
+    assert found == [text, f"{text}, keys copied"]
+
+
+def test_prefill_names_a_copy_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_exact_kernels import prefill_attention as module
+
+    real = module.prefill_attention
+
+    def leaky(q: Any, k: Any, v: Any, out: Any, **given: Any) -> None:
+        real(q, k, v, out, **given)
+        if given["dense"] is not None:
+            out.view(torch.int16)[-1, 0, 0] ^= 1
+
+    monkeypatch.setattr(module, "prefill_attention", leaky)
+    found = selftest_attention.compare_prefill(4, 2, 32, 1, "cpu", ())
+    assert found == ["1 elements of tokens 0 to 900, cut at (), keys copied"]
