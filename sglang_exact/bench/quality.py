@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import orjson
 
 from sglang_exact.bench import datasets, servers
@@ -25,23 +24,17 @@ from sglang_exact.bench.drive import (
     BenchClient,
     CannotRun,
     Request,
-    _choice,
     drive,
 )
 from sglang_exact.bench.exactness import Tally
 from sglang_exact.bench.grading import NOT_GRADED, Grader
+from sglang_exact.bench.rows import MATH_INSTRUCTION, request_of
 from sglang_exact.bench.run import Recorder, save
 from sglang_exact.bench.servers import Served
-from sglang_exact.verify.client import Failed, Lost, _named, _read
-from sglang_exact.verify.model import Manner, Sample
-from sglang_exact.verify.wire import BadAnswer, load_json, parse_answer
+from sglang_exact.verify.model import Sample
 
 DEFAULT_SET = "math500"
 DEFAULT_COUNT = 100
-INSTRUCTION = (
-    "\nPlease reason step by step, and put your final answer within \\boxed{}."
-)
-"""As in the public reference script of the DFlash drafters for MATH-500."""
 TAIL = 400
 """Characters of an answer that the record keeps; the whole is beside it."""
 
@@ -114,7 +107,7 @@ def _from_hub(hub: bool) -> bytes:
     if not hub:
         raise DataError(f"MATH-500: no package ships it, the hub was not asked; {fix}")
     try:
-        return datasets._from_hub(datasets.KNOWN[DEFAULT_SET].hub)
+        return datasets.from_hub(datasets.KNOWN[DEFAULT_SET].hub)
     except DataError as error:
         raise DataError(
             f"MATH-500: no package ships it, {error}; fix: {fix}"
@@ -138,9 +131,9 @@ def _problem(name: str, place: int, row: Any) -> Problem:
 def _request(key: str, row: Mapping[str, Any]) -> Request:
     for field in ("problem", "question"):
         if isinstance(row.get(field), str):
-            message = {"role": "user", "content": row[field] + INSTRUCTION}
+            message = {"role": "user", "content": row[field] + MATH_INSTRUCTION}
             return Request(key, 1, messages=(message,))
-    return datasets._request(key, None, row)
+    return request_of(key, None, row)
 
 
 class Writer(BenchClient):
@@ -152,29 +145,9 @@ class Writer(BenchClient):
         super().__init__(*args, **options)
         self.texts = {}
 
-    async def _post(
-        self, request: Request, manner: Manner
-    ) -> tuple[Sample, list[tuple[int, float]]]:
-        chat = request.messages is not None
-        try:
-            async with self._open().post(
-                self._base + ("/v1/chat/completions" if chat else "/generate"),
-                data=orjson.dumps(request.body(manner)),
-                headers={"Content-Type": "application/json"},
-            ) as response:
-                await self._check_status(response)
-                body = load_json(await _read(response))
-            sample = parse_answer(_choice(body) if chat else body, logprobs=False)
-            self.texts[request.id] = _text(body, chat)
-            return sample, []
-        except BadAnswer as error:
-            raise Failed(self.scrub(str(error))) from error
-        except TimeoutError as error:
-            raise Failed(f"no complete answer within {self._timeout:g} s") from error
-        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
-            raise Lost(self.scrub(_named(error))) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise Failed(self.scrub(_named(error))) from error
+    def heard(self, request: Request, answer: Any) -> None:
+        """Keep the text of one answer."""
+        self.texts[request.id] = _text(answer, request.messages is not None)
 
 
 def _text(body: Any, chat: bool) -> str:

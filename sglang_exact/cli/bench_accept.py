@@ -83,10 +83,13 @@ def accept(
         base = servers.choose_plain([a.name for a in addresses], plain)
         flights = shared.numbers(concurrency, "--concurrency")
         found, missing = data.find_all(
-            shared.names(dataset), data.parse_paths(dataset_path or []), hub=hub
+            shared.names(dataset),
+            data.parse_paths(dataset_path or []),
+            hub=hub,
+            say=shared.say,
         )
         for text in missing:
-            typer.echo(f"not measured: {text}", err=True)
+            shared.say(f"not measured: {text}")
         if not found:
             raise data.DataError("found none of the data sets that were asked for")
         plan = measuring.Plan(

@@ -72,6 +72,11 @@ def output_path(path: Path | None, verb: str, suffix: str = ".json") -> Path:
     return Path(f"sglang-exact-bench-{verb}-{stamp}Z{suffix}")
 
 
+def say(text: str) -> None:
+    """One line on stderr."""
+    typer.echo(text, err=True)
+
+
 def cannot(text: str) -> NoReturn:
     """Leave with status 2 and one message."""
     typer.echo(f"sglang-exact bench cannot run this: {text}", err=True)
