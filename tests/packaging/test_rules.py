@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("sglang_exact", "kernels", "scripts", "tests")
+FOLDERS = ("sglang_exact", "kernels", "scripts", "tests", "docker")
 # What each rule must find; a rule that finds nothing anywhere would look green.
 FORBIDDEN = {
     "no-autotune": "@triton.autotune(configs=[])",
@@ -72,3 +72,44 @@ def test_every_source_names_its_licence_and_is_ascii() -> None:
         if "# SPDX-License-Identifier: Apache-2.0" not in head or not text.isascii():
             wrong.append(str(path.relative_to(ROOT)))
     assert wrong == []
+
+
+# Files that are programs or settings but not Python.
+OTHERS = (
+    ".ci/*",
+    ".hadolint.yaml",
+    ".pre-commit-config.yaml",
+    "MANIFEST.in",
+    "docker/*.yaml",
+    "docker/.env.example",
+    "docker/Dockerfile*",
+    "docker/steps/*.sh",
+    "requirements/*.txt",
+    "scripts/*",
+)
+
+
+def other_sources() -> list[Path]:
+    """Scripts, images and settings that can carry a comment."""
+    found = {p for pattern in OTHERS for p in ROOT.glob(pattern) if p.is_file()}
+    return sorted(found)
+
+
+def test_every_script_and_setting_names_its_licence() -> None:
+    found = other_sources()
+    assert len(found) > 20
+    wrong = []
+    for path in found:
+        text = path.read_bytes()
+        head = text.decode("utf-8").splitlines()[:3]
+        if "# SPDX-License-Identifier: Apache-2.0" not in head or not text.isascii():
+            wrong.append(str(path.relative_to(ROOT)))
+    assert wrong == []
+
+
+def test_every_program_can_be_run() -> None:
+    """What begins with #! is executable, and the other way round."""
+    for path in (ROOT / "scripts").iterdir():
+        if path.is_file() and path.suffix == "":
+            assert path.read_bytes().startswith(b"#!"), path
+            assert path.stat().st_mode & 0o111, path
