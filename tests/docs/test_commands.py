@@ -50,6 +50,8 @@ ELSEWHERE = {
     "sglang serve": "tests/launch/test_untouched.py",
     "python -m sglang.launch_server": "tests/launch/test_untouched.py",
 }
+# What can do nothing without a GPU, and says so in its name or its marker.
+ON_A_GPU = ("scripts/gpu_", "python -m pytest -m gpu ", "scripts/sweep_small_m.py ")
 # Run here, as they stand: how they begin -> exit statuses that are no failure.
 HERE = {
     "sglang-exact doctor": (0, 1),
@@ -87,6 +89,11 @@ def begins(text: str, starts: object) -> str | None:
     return None
 
 
+def exists(path: str) -> bool:
+    """Whether the checkout has a file."""
+    return (ROOT / path.partition("::")[0]).exists()
+
+
 def untested(command: Command) -> str | None:
     """Why a command is neither run nor marked, or None."""
     text = line(command)
@@ -96,6 +103,9 @@ def untested(command: Command) -> str | None:
             f"{command}: needs {sorted(unknown)}, which nobody has" if unknown else None
         )
     program = text.split()[0]
+    if text.startswith(ON_A_GPU):
+        gone = [w for w in command.words if w.startswith("tests/") and not exists(w)]
+        return f"{command}: {gone[0]} does not exist" if gone else None
     if program in OUTSIDE or program in SHELL or text.startswith("python -m pip "):
         return None
     if text.startswith(("python -m venv", "python3 -m venv")):
