@@ -12,14 +12,12 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_server import FakeServer
 from hook_controls import (
-    ATTESTED,
     CONTROLS,
     COULD_NOT_RUN,
     DIVERGED,
@@ -31,13 +29,15 @@ from hook_controls import (
     Control,
     stop_prompts,
 )
-from verify_runs import against, reasons, states
+from verify_runs import inputs, reasons, silent, states
 
-from sglang_exact.verify import summary
+from sglang_exact.verify import session, summary
+from sglang_exact.verify.evidence_row import evidence_row
+from sglang_exact.verify.model import ServerInfo
+from sglang_exact.verify.server import hooks_off
 
 DISABLE = "SGLANG_EXACT_TEST_DISABLE_HOOKS"
 SHOWN = [n for n, c in CONTROLS.items() if c.ends in (DIVERGED, COULD_NOT_RUN)]
-QUIET = [n for n, c in CONTROLS.items() if c.ends in (ATTESTED, GPU)]
 TEXT_STARTED_S = 240.0
 
 
@@ -51,19 +51,43 @@ def test_every_hook_has_a_control() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CONTROLS))
-def test_attestation_with_a_hook_off_is_never_verified(
-    tmp_path: Path, name: str
-) -> None:
+def test_attestation_names_the_hook_that_is_off(name: str) -> None:
+    exact = {"numerics": "bitwise", "test_settings": {"disabled_hooks": [name]}}
+    info = ServerInfo("tested", "http://h", {}, exact, 512, "x")
+    assert f"hooks are off ({name})" in str(hooks_off(info))
+    fine = {"numerics": "bitwise", "test_settings": {"oracle": True}}
+    assert hooks_off(info._replace(exact=fine)) is None
+
+
+@pytest.mark.parametrize("where", ["tested", "reference", "record", "nowhere"])
+def test_server_with_a_hook_off_is_never_verified(tmp_path: Path, where: str) -> None:
     """Equal answers do not help, and neither does which of the servers says it."""
-    off = {"numerics": "bitwise", "test_settings": {"disabled_hooks": [name]}}
-    run = asyncio.run(against(FakeServer(exact=off), tmp_path))
+    off = {"numerics": "bitwise", "test_settings": {"disabled_hooks": ["gdn_verify"]}}
+    fine = {"numerics": "bitwise", "test_settings": {"oracle": True}}
+
+    async def go() -> summary.Run:
+        of_plain = off if where in ("reference", "record") else fine
+        plain = FakeServer(speculative=False, exact=of_plain)
+        tested = FakeServer(exact=off if where == "tested" else fine)
+        async with plain, tested:
+            given = inputs(tested, plain, tmp_path)
+            if where == "record":
+                alone = inputs(plain, plain, tmp_path)
+                alone = alone._replace(output=tmp_path / "plain.jsonl")
+                assert await session.record_reference(alone, silent) == []
+                file = tmp_path / "plain.jsonl"
+                given = inputs(tested, None, tmp_path, reference_file=file)
+            return await session.verify(given, silent)
+
+    run = asyncio.run(go())
+    if where == "nowhere":
+        assert summary.verdict(run) == "verified", reasons(run)
+        return
     assert states(run) == {"speculation": "not exercised"}
-    assert f"hooks are off ({name})" in reasons(run)
+    assert "hooks are off (gdn_verify)" in reasons(run)
     assert summary.EXIT[summary.verdict(run)] == 2
     assert summary.total_bound(run) is None
-    fine = {"numerics": "bitwise", "test_settings": {"oracle": True}}
-    run = asyncio.run(against(FakeServer(exact=fine), tmp_path))
-    assert summary.verdict(run) == "verified", reasons(run)
+    assert evidence_row(run)["complete"] is False
 
 
 @pytest.mark.parametrize("name", [n for n, c in CONTROLS.items() if c.ends == REFUSED])
@@ -190,6 +214,9 @@ def _meanwhile(what: str, server: Any, models: Path) -> None:
     time.sleep(3)
     if what == "retract":
         client.request("/pause_generation", {"mode": "retract"})
+    elif what == "reset":
+        client.request("/weights_checker", {"action": "reset_tensors"})
+        return
     else:
         client.request("/pause_generation", {"mode": "in_place"})
         other = {"model_path": str(models / "other"), "flush_cache": False}
@@ -228,11 +255,6 @@ def verify_with_hook_off(
     return process.returncode, found
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_leftovers() -> Iterator[None]:
-    yield
-
-
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHOWN)
@@ -245,9 +267,3 @@ def test_hook_off_on_the_engine(plain: Plain, name: str) -> None:
     tested = found["provenance"]["servers"][0]
     attested = tested["exact"]["test_settings"]["disabled_hooks"]
     assert attested == [name, *control.also]
-
-
-@pytest.mark.e2e
-@pytest.mark.slow
-def test_all_of_it_is_verified_with_every_hook_on(plain: Plain) -> None:
-    """The control of the controls: the same traffic, nothing off."""
