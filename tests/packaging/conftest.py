@@ -3,37 +3,16 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 # A base image is an environment that sees the installed host: the same is needed here.
-sys.path.append(str(ROOT / "tests" / "docker"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "docker"))
 
-
-def load(name: str) -> ModuleType:
-    """A program of scripts/ as a module."""
-    path = str(ROOT / "scripts" / name)
-    loader = importlib.machinery.SourceFileLoader(name, path)
-    spec = importlib.util.spec_from_loader(name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
-class Release(NamedTuple):
-    """What was built, and what the check found wrong with it."""
-
-    wheel: Path
-    sdist: Path
-    reasons: list[str]
+from release_build import Release, load  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from conftest import Release
 from docker_build import base_image, site_packages
+from release_build import Release
 
 from sglang_exact import __version__
 

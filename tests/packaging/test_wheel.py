@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import Release
+from release_build import Release
 
 from sglang_exact import __version__
 
