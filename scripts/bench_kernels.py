@@ -4,12 +4,12 @@
     python scripts/bench_kernels.py --out FILE [--seconds 120] [--parts sweep,gdn]
         [--lengths 2048,32768] [--batch-sizes 1,8] [--steps 0:2048,32768:8192] [--tune]
 
-Parts: `sweep` tries prefill tiles (bits at several cuts, error, time); `gathered` a
-variant that copies the keys first, `specialised` (only if named) one whose warps
-specialise; `prefill` times prefill steps (prefix:tokens) of
-ours, of the host's deterministic kernel and of its default; `attention` times decode
-and verify rows; `gdn` a verify block against one decode step. `--tune` adds other tiles
-of decode_attention.
+Parts: `sweep` tries prefill tiles (bits at several cuts, error, time); `gathered` tiles
+for a copy of the keys, `specialised` (only if named) a kernel whose warps specialise;
+`prefill` times prefill steps (prefix:tokens) of ours, of the host's deterministic
+kernel and of its default; `attention` times decode and verify rows; `gdn` a verify
+block against one decode step. `--tune` adds other tiles and splits of decode_attention,
+their bits and a choice; `--parts tune` is that alone.
 
 Decode and verify times are one launch replayed from a CUDA graph with a cold L2, median
 of about 20 ms of replays. Shapes are the 27B model's: GDN 16 key and 48 value heads of
@@ -24,215 +24,41 @@ import argparse
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import triton
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"))
 
+import bench_decode
+import bench_model as model
 import bench_prefill
+import bench_tune
 from bench_timing import Budget, show, time_us, versions
 from gdn_cases import GdnShape, host_decode_step, make_case
 
-from sglang_exact_kernels import arch
-from sglang_exact_kernels import decode_attention as attention
 from sglang_exact_kernels.gdn_verify import gdn_verify
-from sglang_exact_kernels.reference import verify_rows_reference
-
-Q_HEADS, KV_HEADS, DIM = 24, 4, 256
-GDN_HEADS, GDN_V_HEADS, GDN_DIM = 16, 48, 128
-T = 8
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-HOST_CONTEXT = 135_168
-HOST_SPLIT = 256
-"""The host's split tile in deterministic mode; it unrolls over HOST_CONTEXT."""
-
-
-def host_attention() -> Any:
-    """The host's decode and extend attention modules, or None without a host."""
-    try:
-        from sglang.kernels.ops.attention import decode_attention, extend_attention
-    except ImportError:
-        return None
-    return decode_attention, extend_attention
-
-
-class Pool(NamedTuple):
-    k: torch.Tensor
-    v: torch.Tensor
-    slots: torch.Tensor
-
-
-def make_pool(keys: int) -> Pool:
-    shape = (keys, KV_HEADS, DIM)
-    k = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
-    v = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
-    return Pool(k, v, torch.arange(keys, device=DEVICE))
-
-
-class Rows(NamedTuple):
-    """Static buffers of one attention measurement."""
-
-    bs: int
-    T: int
-    length: int
-    q: torch.Tensor
-    out: torch.Tensor
-    indptr: torch.Tensor
-    indices: torch.Tensor
-    loc: torch.Tensor
-
-
-def make_rows(pool: Pool, bs: int, positions: int, length: int) -> Rows:
-    """Requests of `length` keys each, the block's tokens included."""
-    prefix = length - positions
-    at = torch.arange(bs, device=DEVICE)[:, None] * length
-    q = torch.randn(bs * positions, Q_HEADS, DIM, device=DEVICE, dtype=torch.bfloat16)
-    return Rows(
-        bs,
-        positions,
-        length,
-        q,
-        torch.empty_like(q),
-        (torch.arange(bs + 1, device=DEVICE) * prefix).to(torch.int32),
-        (at + torch.arange(prefix, device=DEVICE)).flatten().contiguous(),
-        (at + prefix + torch.arange(positions, device=DEVICE)).flatten().contiguous(),
-    )
-
-
-def ours(pool: Pool, rows: Rows) -> Callable[[], None]:
-    context = rows.length
-    acc, stat = attention.scratch_shapes(len(rows.q), Q_HEADS, DIM, context)
-    part_acc = torch.empty(acc, device=DEVICE)
-    part_stat = torch.empty(stat, device=DEVICE)
-
-    def launch() -> None:
-        attention.decode_attention(
-            rows.q,
-            pool.k,
-            pool.v,
-            rows.out,
-            kv_indptr=rows.indptr,
-            kv_indices=rows.indices,
-            part_acc=part_acc,
-            part_stat=part_stat,
-            sm_scale=DIM**-0.5,
-            max_context_len=context,
-            num_draft_tokens=rows.T,
-            out_cache_loc=rows.loc,
-        )
-
-    return launch
-
-
-def host_decode(modules: Any, pool: Pool, rows: Rows) -> Callable[[], None]:
-    """The host's deterministic decode kernel; verify positions as rows of their own."""
-    count = rows.bs * rows.T
-    splits = -(-HOST_CONTEXT // HOST_SPLIT)
-    row_indptr, row_splits, row_indices = (
-        x.to(DEVICE)
-        for x in verify_rows_reference(
-            rows.indptr, rows.indices, rows.loc, rows.T, HOST_SPLIT
-        )
-    )
-    logits = torch.empty(count, Q_HEADS, splits, DIM, device=DEVICE)
-    lse = torch.empty(count, Q_HEADS, splits, device=DEVICE)
-
-    def launch() -> None:
-        modules[0].decode_attention_fwd(
-            rows.q,
-            pool.k,
-            pool.v,
-            rows.out,
-            row_indptr,
-            row_indices,
-            logits,
-            lse,
-            row_splits,
-            splits,
-            DIM**-0.5,
-            1.0,
-            1.0,
-        )
-
-    return launch
-
-
-def host_extend(modules: Any, pool: Pool, rows: Rows) -> Callable[[], None]:
-    """The host's deterministic verify path: one unified extend launch."""
-    steps = torch.arange(rows.bs + 1, device=DEVICE)
-    kv_indptr = (steps * rows.length).to(torch.int32)
-    qo_indptr = (steps * rows.T).to(torch.int32)
-    prefix = torch.full((rows.bs,), rows.length - rows.T, device=DEVICE).int()
-    indices = torch.arange(rows.bs * rows.length, device=DEVICE)
-
-    def launch() -> None:
-        modules[1].extend_attention_fwd_unified(
-            rows.q,
-            rows.out,
-            pool.k,
-            pool.v,
-            1.0,
-            1.0,
-            qo_indptr,
-            kv_indptr,
-            indices,
-            prefix,
-            rows.T,
-            sm_scale=DIM**-0.5,
-        )
-
-    return launch
-
-
-def attention_entry(pool: Pool, modules: Any, bs: int, length: int) -> dict[str, Any]:
-    one = make_rows(pool, bs, 1, length)
-    block = make_rows(pool, bs, T, length)
-    entry: dict[str, Any] = {
-        "bs": bs,
-        "length": length,
-        "decode_us": time_us(ours(pool, one), DEVICE),
-        "verify_us": time_us(ours(pool, block), DEVICE),
-    }
-    entry["verify/decode"] = entry["verify_us"] / entry["decode_us"]
-    if modules is not None:
-        entry["host_decode_us"] = time_us(host_decode(modules, pool, one), DEVICE)
-        entry["decode/host"] = entry["decode_us"] / entry["host_decode_us"]
-        entry["host_extend_us"] = time_us(host_extend(modules, pool, block), DEVICE)
-        if bs * T * length <= 2**21:
-            rows = host_decode(modules, pool, block)
-            entry["host_rows_us"] = time_us(rows, DEVICE)
-    keys_bytes = bs * length * KV_HEADS * DIM * 4
-    entry["decode_tb_s"] = keys_bytes / entry["decode_us"] / 1e6
-    return entry
-
-
-def bench_attention(
-    lengths: list[int], batch_sizes: list[int], budget: Budget
-) -> Iterator[dict[str, Any]]:
-    modules = host_attention()
-    for bs in batch_sizes:
-        for length in lengths:
-            if not budget.allows(f"attention of {bs} x {length}"):
-                continue
-            entry = attention_entry(make_pool(bs * length), modules, bs, length)
-            show(entry)
-            yield entry
 
 
 def bench_gdn(batch_sizes: list[int], budget: Budget) -> Iterator[dict[str, Any]]:
     for bs in batch_sizes:
         if not budget.allows(f"gdn of {bs}"):
             continue
-        shape = GdnShape(bs, T, GDN_HEADS, GDN_V_HEADS, GDN_DIM, GDN_DIM)
-        case = make_case(shape, torch.device(DEVICE), seed=0)
+        shape = GdnShape(
+            bs,
+            model.T,
+            model.GDN_HEADS,
+            model.GDN_V_HEADS,
+            model.GDN_DIM,
+            model.GDN_DIM,
+        )
+        case = make_case(shape, torch.device(model.DEVICE), seed=0)
         inter, rows = case.buffers()
-        size = (1, bs * T, GDN_V_HEADS, GDN_DIM)
-        out = torch.empty(size, device=DEVICE, dtype=torch.bfloat16)
+        size = (1, bs * model.T, model.GDN_V_HEADS, model.GDN_DIM)
+        out = torch.empty(size, device=model.DEVICE, dtype=torch.bfloat16)
         verify = functools.partial(
             gdn_verify,
             *(case.mixed_qkv, case.a, case.b, case.A_log, case.dt_bias),
@@ -240,18 +66,21 @@ def bench_gdn(batch_sizes: list[int], budget: Budget) -> Iterator[dict[str, Any]
             cache_indices=case.cache_indices,
             intermediate_states=inter,
             intermediate_indices=rows,
-            num_draft_tokens=T,
-            num_k_heads=GDN_HEADS,
+            num_draft_tokens=model.T,
+            num_k_heads=model.GDN_HEADS,
             scale=case.scale,
             out=out,
         )
-        entry: dict[str, Any] = {"bs": bs, "gdn_verify_us": time_us(verify, DEVICE)}
-        if host_attention() is not None:
+        entry: dict[str, Any] = {
+            "bs": bs,
+            "gdn_verify_us": time_us(verify, model.DEVICE),
+        }
+        if bench_decode.host_attention() is not None:
             step = functools.partial(
                 host_decode_step,
-                mixed_qkv=case.mixed_qkv[::T],
-                a=case.a[::T],
-                b=case.b[::T],
+                mixed_qkv=case.mixed_qkv[:: model.T],
+                a=case.a[:: model.T],
+                b=case.b[:: model.T],
                 A_log=case.A_log,
                 dt_bias=case.dt_bias,
                 scale=case.scale,
@@ -260,54 +89,15 @@ def bench_gdn(batch_sizes: list[int], budget: Budget) -> Iterator[dict[str, Any]
                 out=out,
                 indices=rows,
             )
-            entry["host_gdn_decode_us"] = time_us(step, DEVICE)
+            entry["host_gdn_decode_us"] = time_us(step, model.DEVICE)
             ratio = entry["gdn_verify_us"] / entry["host_gdn_decode_us"]
             entry["verify/decode"] = ratio
         show(entry)
         yield entry
 
 
-def tune(lengths: list[int], budget: Budget) -> Iterator[dict[str, Any]]:
-    """Other tiles of decode_attention at each length; none of them is ever picked."""
-    key = arch.capability(torch.device(DEVICE)) or 90
-    kept, tiers = attention._TILES[key], dict(attention._TIERS)
-    tile = attention._Tile
-    candidates = [
-        (kept, 1024),
-        (kept, 2048),
-        (tile(64, 8, 3, 1), 1024),
-        (tile(32, 8, 5, 1), 1024),
-        (tile(32, 8, 7, 1), 1024),
-        (tile(32, 8, 9, 1), 1024),
-        (tile(32, 4, 3, 2), 1024),
-    ]
-    for candidate, keys in candidates:
-        for length in lengths:
-            if not budget.allows(f"tune of {tuple(candidate)}, {keys}, {length}"):
-                continue
-            attention._TILES[key] = candidate
-            attention._TIERS["KEYS_2"] = keys
-            entry: dict[str, Any] = {
-                "tile": list(candidate),
-                "keys": keys,
-                "length": length,
-            }
-            pool = make_pool(length)
-            try:
-                for positions in (1, T):
-                    rows = make_rows(pool, 1, positions, length)
-                    entry[f"T{positions}_us"] = time_us(ours(pool, rows), DEVICE)
-            except triton.runtime.errors.OutOfResources as error:
-                entry["error"] = str(error)
-            finally:
-                attention._TIERS.update(tiers)
-                attention._TILES[key] = kept
-            show(entry)
-            yield entry
-
-
 PARTS = ("sweep", "gathered", "prefill", "attention", "gdn")
-MORE_PARTS = ("specialised",)
+MORE_PARTS = ("specialised", "tune")
 """Run only when named: a kernel that could hang belongs in a process of its own."""
 
 
@@ -352,21 +142,21 @@ def main() -> None:
     budget = Budget(options.seconds)
     torch.manual_seed(0)
     report: dict[str, Any] = {
-        "versions": versions(DEVICE),
-        "draft_tokens": T,
+        "versions": versions(model.DEVICE),
+        "draft_tokens": model.T,
         "left_out": budget.left_out,
     }
-    shape = bench_prefill.Shape(Q_HEADS, KV_HEADS, DIM)
-    prefill = (shape, options.steps, DEVICE, budget)
+    shape = bench_prefill.Shape(model.Q_HEADS, model.KV_HEADS, model.DIM)
+    prefill = (shape, options.steps, model.DEVICE, budget)
     batch_sizes, lengths = options.batch_sizes, options.lengths
     parts = {
         "sweep": lambda: bench_prefill.sweep(*prefill),
         "gathered": lambda: bench_prefill.sweep_gathered(*prefill),
         "specialised": lambda: bench_prefill.specialised(*prefill),
         "prefill": lambda: bench_prefill.compare(*prefill),
-        "attention": lambda: bench_attention(lengths, batch_sizes, budget),
+        "attention": lambda: bench_decode.bench_attention(lengths, batch_sizes, budget),
         "gdn": lambda: bench_gdn(batch_sizes, budget),
-        "tune": lambda: tune([lengths[0], lengths[-1]], budget),
+        "tune": lambda: bench_tune.tune(lengths, batch_sizes, budget),
     }
     wanted = options.parts.split(",") + ["tune"] * options.tune
     for name in (part for part in parts if part in wanted):

@@ -36,6 +36,7 @@ class _Tile(NamedTuple):
     num_warps: int
     num_stages: int
     programs_per_sm: int
+    runs: int = 1
 
 
 # head_dim 256 decides (1 KiB of K and V a key). Half of num_stages is spent on the slot
@@ -256,6 +257,7 @@ def _launch_attend(call: _Call, T: int, sm_scale: float) -> None:
         BLOCK_D=triton.next_power_of_2(dim),
         BLOCK_DV=triton.next_power_of_2(v_dim),
         MAX_BS=_MAX_BS,
+        RUNS=tile.runs,
         **_TIERS,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

@@ -25,10 +25,15 @@ STRIDES = tuple(
 )
 
 
-def attend(capability: int, shape: str) -> Any:
+def attend(
+    capability: int,
+    shape: str,
+    tile: attention._Tile | None = None,
+    compile_kernel: Any = aot.compile_kernel,
+) -> Any:
     kv_heads, group, dim = SHAPES[shape]
-    tile = attention._TILES[capability]
-    return aot.compile_kernel(
+    tile = tile or attention._TILES[capability]
+    return compile_kernel(
         attention.attend_kernel,
         {
             **dict.fromkeys(("q", "k_buffer", "v_buffer"), "*bf16"),
@@ -48,6 +53,7 @@ def attend(capability: int, shape: str) -> Any:
             "BLOCK_D": triton.next_power_of_2(dim),
             "BLOCK_DV": triton.next_power_of_2(dim),
             "MAX_BS": attention._MAX_BS,
+            "RUNS": tile.runs,
             **attention._TIERS,
         },
         capability,

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiles and splits of decode_attention tried against each other and the host's kernel.
+
+Every candidate runs at every batch size and length with 1 row and with T rows a
+request, and its bits are compared: request 0 alone, in each batch, and as the last row
+of a block. The best is the one that is never slower than the host's deterministic
+decode, then the one with the least geometric mean over all times. The product picks
+none of this: its table is edited by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
+
+import bench_decode
+import bench_model as model
+import torch
+import triton
+from bench_timing import Budget, show, time_us
+
+from sglang_exact_kernels import arch
+from sglang_exact_kernels import decode_attention as attention
+from sglang_exact_kernels.invariance import different_elements
+
+
+class Tiers(NamedTuple):
+    """Keys per split below end_0, below end_1 and above."""
+
+    end_0: int
+    keys_0: int
+    end_1: int
+    keys_1: int
+    keys_2: int
+
+
+class Candidate(NamedTuple):
+    tile: attention._Tile
+    tiers: Tiers
+
+    @property
+    def name(self) -> str:
+        block_n, warps, stages, programs, runs = self.tile
+        text = f"n{block_n} w{warps} s{stages} p{programs} r{runs}"
+        return f"{text} {'/'.join(map(str, self.tiers))}"
+
+
+_A = Tiers(8192, 256, 32768, 512, 1024)
+_B = Tiers(4096, 256, 16384, 512, 1024)
+_C = Tiers(2048, 256, 8192, 512, 1024)
+_D = Tiers(8192, 512, 32768, 1024, 2048)
+_tile = attention._Tile
+# What a program takes is known ahead of time at head_dim 256: two programs of 4 warps
+# share a multiprocessor of sm90 (32 keys and two buffers, or 16 and four: 97 KiB) and
+# hide each other's start and end of a split. runs above 1 walks splits in one loop,
+# for 64 KiB more.
+CANDIDATES = {
+    90: [
+        *(Candidate(_tile(64, 8, 5, 1), t) for t in (_A, _B, _C, _D)),
+        *(Candidate(_tile(32, 4, 3, 2), t) for t in (_A, _B, _C, _D)),
+        *(Candidate(_tile(16, 4, 7, 2), t) for t in (_A, _C)),
+        Candidate(_tile(32, 8, 7, 1), _C),
+        *(Candidate(_tile(64, 8, 3, 1, 8), t) for t in (_A, _C)),
+        Candidate(_tile(32, 8, 5, 1, 8), _A),
+    ],
+    120: [
+        Candidate(_tile(16, 8, 7, 1), _A),
+        Candidate(_tile(16, 8, 5, 1), _A),
+        Candidate(_tile(16, 4, 5, 1), _A),
+        Candidate(_tile(16, 8, 7, 1), _C),
+    ],
+}
+
+
+def candidates() -> list[Candidate]:
+    """Those of this GPU; what is served comes first, if it is not among them."""
+    key = arch.capability(torch.device(model.DEVICE)) or 90
+    served = Candidate(attention._TILES[key], Tiers(*attention._TIERS.values()))
+    found = CANDIDATES[key]
+    return found if served in found else [served, *found]
+
+
+@contextlib.contextmanager
+def tried(candidate: Candidate) -> Iterator[None]:
+    """The kernel's tables with this candidate in them."""
+    names = ("_TILES", "_TIERS", "_TIER_0", "_TIER_1", "_TIER_2_KEYS", "_N0", "_N1")
+    kept = {name: getattr(attention, name) for name in names}
+    end_0, keys_0, end_1, keys_1, keys_2 = candidate.tiers
+    n0 = end_0 // keys_0
+    values = (
+        dict.fromkeys(attention._TILES, candidate.tile),
+        dict(zip(attention._TIERS, candidate.tiers, strict=True)),
+        (end_0, keys_0),
+        (end_1, keys_1),
+        keys_2,
+        n0,
+        n0 + (end_1 - end_0) // keys_1,
+    )
+    try:
+        for name, value in zip(names, values, strict=True):
+            setattr(attention, name, value)
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(attention, name, value)
+
+
+def compile_all(workers: int) -> None:
+    """Fill Triton's cache, `workers` processes at a time side by side."""
+    count = len(candidates())
+    shares = [range(w, count, workers) for w in range(min(workers, count))]
+    running = [
+        subprocess.Popen([sys.executable, __file__, *map(str, share)])
+        for share in shares
+    ]
+    for process in running:
+        process.wait()
+    print(f"{count} candidates compiled", flush=True)
+
+
+def _compile(indices: list[int]) -> None:
+    pool = bench_decode.make_pool(64)
+    rows = bench_decode.make_rows(pool, 1, 1, 64)
+    for index in indices:
+        with (
+            tried(candidates()[index]),
+            contextlib.suppress(triton.runtime.errors.OutOfResources),
+        ):
+            bench_decode.ours(pool, rows)()
+
+
+class Cell(NamedTuple):
+    """One batch: `one` row a request, and blocks whose last row is the same."""
+
+    one: bench_decode.Rows
+    block: bench_decode.Rows
+
+
+def make_cell(
+    pool: bench_decode.Pool, queries: torch.Tensor, bs: int, length: int
+) -> Cell:
+    one = bench_decode.make_rows(pool, bs, 1, length)
+    block = bench_decode.make_rows(pool, bs, model.T, length)
+    one.q.copy_(queries[:bs])
+    block.q[model.T - 1 :: model.T].copy_(queries[:bs])
+    return Cell(one, block)
+
+
+def measure(
+    pool: bench_decode.Pool, cell: Cell, alone: torch.Tensor | None
+) -> tuple[dict[str, Any], torch.Tensor]:
+    """Times and differing bits of the candidate in force; and request 0's row.
+
+    alone: that row from a batch of one, None if this is the batch of one.
+    """
+    entry: dict[str, Any] = {}
+    for name, rows in (("T1", cell.one), (f"T{model.T}", cell.block)):
+        rows.out.fill_(float("nan"))
+        entry[f"{name}_us"] = time_us(bench_decode.ours(pool, rows), model.DEVICE)
+    want = cell.one.out[0].clone() if alone is None else alone
+    last = cell.block.out[model.T - 1 :: model.T]
+    entry["differing"] = different_elements(cell.one.out[0], want) + different_elements(
+        last, cell.one.out
+    )
+    return entry, want
+
+
+def tune(
+    lengths: list[int], batch_sizes: list[int], budget: Budget
+) -> Iterator[dict[str, Any]]:
+    """One entry per batch size and length, then the summary of all."""
+    if model.DEVICE == "cuda":
+        compile_all(min(8, os.cpu_count() or 1))
+    modules = bench_decode.host_attention()
+    pool = bench_decode.make_pool(max(lengths) * max(batch_sizes))
+    size = (max(batch_sizes), model.Q_HEADS, model.DIM)
+    queries = torch.randn(size, device=model.DEVICE, dtype=torch.bfloat16)
+    tries, entries = candidates(), []
+    for length in lengths:
+        alone: dict[str, torch.Tensor] = {}
+        for bs in sorted(batch_sizes):
+            if not budget.allows(f"tune at {bs} x {length}"):
+                continue
+            cell = make_cell(pool, queries, bs, length)
+            entry: dict[str, Any] = {"bs": bs, "length": length, "host_us": None}
+            if modules is not None:
+                host = bench_decode.host_decode(modules, pool, cell.one)
+                entry["host_us"] = time_us(host, model.DEVICE)
+            for candidate in tries:
+                name = candidate.name
+                try:
+                    with tried(candidate):
+                        entry[name], alone[name] = measure(pool, cell, alone.get(name))
+                except (triton.runtime.errors.OutOfResources, RuntimeError) as error:
+                    entry[name] = {"error": f"{type(error).__name__}: {error}"[:200]}
+            entries.append(entry)
+            _show(entry)
+            yield entry
+    found = summary(entries)
+    show({"best": found["best"]})
+    yield found
+
+
+def _show(entry: dict[str, Any]) -> None:
+    print(f"bs={entry['bs']} length={entry['length']} host_us={entry['host_us']}")
+    for name, given in entry.items():
+        if isinstance(given, dict):
+            cells = "  ".join(
+                f"{k}={v:.1f}" if isinstance(v, float) else f"{k}={v}"
+                for k, v in given.items()
+            )
+            print(f"  {name:45} {cells}", flush=True)
+
+
+def summary(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Per candidate: worst time over the host's, geometric mean; and the best.
+
+    best: bits kept everywhere, worst ratio at most 1, then the least geometric mean of
+    all times; without such a candidate the one with the least worst ratio.
+    """
+    names = (
+        [n for n in entries[0] if isinstance(entries[0][n], dict)] if entries else []
+    )
+    table: dict[str, Any] = {}
+    for name in names:
+        given = [entry[name] for entry in entries]
+        if any("error" in g or g["differing"] for g in given):
+            table[name] = {"sound": False}
+            continue
+        times = [v for g in given for k, v in g.items() if k.endswith("_us")]
+        ratios = [
+            g["T1_us"] / e["host_us"]
+            for g, e in zip(given, entries, strict=True)
+            if e["host_us"]
+        ]
+        table[name] = {
+            "sound": True,
+            "worst_ratio": max(ratios, default=0.0),
+            "geomean_us": math.exp(sum(map(math.log, times)) / len(times)),
+        }
+        show({"candidate": name, **table[name]})
+    sound = {n: row for n, row in table.items() if row["sound"]}
+    never = {n: row for n, row in sound.items() if row["worst_ratio"] <= 1.0}
+    best = None
+    if never:
+        best = min(never, key=lambda n: never[n]["geomean_us"])
+    elif sound:
+        best = min(sound, key=lambda n: sound[n]["worst_ratio"])
+    return {"best": best, "candidates": table}
+
+
+if __name__ == "__main__":
+    _compile([int(index) for index in sys.argv[1:]])
