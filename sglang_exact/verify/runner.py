@@ -9,6 +9,7 @@ from collections import deque
 from typing import NamedTuple
 
 from sglang_exact.verify import diagnose, liveness
+from sglang_exact.verify import server as server_facts
 from sglang_exact.verify.arms import (
     REFERENCE,
     RESTARTED,
@@ -311,7 +312,7 @@ class Runner:
             self._other_widths(planned),
         )
         claims = liveness.unmet(evidence)
-        taint = self._not_the_release(servers)
+        taint = self._not_the_release(planned, servers)
         claims += taint
         failed = [o for o in result.outcomes if o.status == FAILED]
         refused = [o for o in result.outcomes if o.status == REFUSED]
@@ -332,12 +333,19 @@ class Runner:
             result.state = VERIFIED
         result.notes += company.notes()
 
-    def _not_the_release(self, servers: list[Server]) -> list[str]:
+    def _not_the_release(self, planned: PlannedArm, servers: list[Server]) -> list[str]:
         """Why equal answers would not be evidence, from what the servers say."""
         reference = self.fleet.reference
         asked = [*servers, *([reference] if reference else [])]
+        first = self.fleet.tested.info
+        others = servers if planned.arm.role == RESTARTED else []
         return [
             *self.options.hooks_off,
+            *(
+                f"the {server.label} server is another one than the tested: {change}"
+                for server in others
+                for change in server_facts.changes(first, server.info)
+            ),
             *(
                 f"the {server.label} server came back with another set-up: {change}"
                 for server in {s.label: s for s in asked}.values()

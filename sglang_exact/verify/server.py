@@ -53,8 +53,11 @@ FIELDS = (
     "speculative_num_draft_tokens",
     "speculative_dflash_block_size",
 )
-# Not the same after a plain restart: profiled, or drawn at random.
-VOLATILE = ("random_seed", "max_total_num_tokens", "max_req_input_len")
+# Not always the same after a plain restart: from free memory, or drawn at random.
+VOLATILE = (
+    *("random_seed", "max_total_num_tokens", "max_req_input_len"),
+    *("max_running_requests", "mem_fraction_static"),
+)
 ATTESTED = ("version", "numerics", "digest", "hooks", "test_settings")
 # Two servers that differ here are not covered by one promise.
 SAME = (

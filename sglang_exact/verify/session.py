@@ -19,7 +19,7 @@ from sglang_exact.verify import server as server_facts
 from sglang_exact.verify.arms import REFERENCE
 from sglang_exact.verify.client import Failed
 from sglang_exact.verify.fleet import Address, Fleet, connect
-from sglang_exact.verify.model import ArmResult, Case, Reference
+from sglang_exact.verify.model import ArmResult, Case, Reference, ServerInfo
 from sglang_exact.verify.plan import Plan, Settings
 from sglang_exact.verify.reference import Display
 from sglang_exact.verify.runner import Options, Runner
@@ -74,21 +74,18 @@ async def verify(inputs: Inputs, display: DisplayFactory) -> Run:
         servers = [server.info for server in fleet.servers]
         if given is not None:
             servers += [s._replace(label=REFERENCE) for s in given.servers[:1]]
-        options = inputs.options._replace(
-            self_reference=given is None and fleet.reference is None,
-            frozen_reference=given is not None,
-            hooks_off=tuple(filter(None, map(server_facts.hooks_off, servers))),
-        )
+        options = _options(inputs, fleet, given, servers)
         writer = stack.enter_context(
             record.Writer(inputs.output, append=earlier is not None)
         )
         writer.header(header)
         for info in servers:
             writer.server(info)
-        if given is not None and earlier is None:
+        if given is not None:
             # The report has to show them when the other record is elsewhere.
+            known = earlier.references if earlier else {}
             for key in plan.cases():
-                if key in references:
+                if key in references and key not in known:
                     writer.reference(references[key])
         shown = stack.enter_context(display(_tokens(plan, references, done, given)))
         refusals = given.refusals if given else {}
@@ -108,6 +105,19 @@ async def verify(inputs: Inputs, display: DisplayFactory) -> Run:
             finished,
             runner.broken,
         )
+
+
+def _options(
+    inputs: Inputs,
+    fleet: Fleet,
+    given: record.Contents | None,
+    servers: list[ServerInfo],
+) -> Options:
+    return inputs.options._replace(
+        self_reference=given is None and fleet.reference is None,
+        frozen_reference=given is not None,
+        hooks_off=tuple(filter(None, map(server_facts.hooks_off, servers))),
+    )
 
 
 async def record_reference(inputs: Inputs, display: DisplayFactory) -> list[str]:

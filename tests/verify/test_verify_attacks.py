@@ -295,6 +295,23 @@ def test_server_that_comes_back_as_another(
     assert said in reasons(run)
 
 
+def test_second_process_with_another_set_up_is_no_restart(tmp_path: Path) -> None:
+    async def go() -> summary.Run:
+        async with (
+            FakeServer(speculative=False) as plain,
+            FakeServer() as tested,
+            FakeServer(process=2, width=8) as other,
+        ):
+            extra = (("restarted", other),)
+            plan = settings("restart")
+            given = inputs(tested, plain, tmp_path, plan, extra=extra)
+            return await session.verify(given, silent)
+
+    run = asyncio.run(go())
+    assert states(run) == {"restart": "not exercised"}
+    assert "another one than the tested" in reasons(run)
+
+
 def test_resume_refuses_hooks_off_and_another_reference(tmp_path: Path) -> None:
     asyncio.run(against(FakeServer(exact={"version": "1"}), tmp_path))
     off = {"version": "1", "test_settings": {"disabled_hooks": ["stop"]}}

@@ -204,12 +204,12 @@ def start(*args: str, cwd: Path) -> subprocess.Popen[str]:
     )
 
 
-def _meanwhile(what: str, server: Any, models: Path) -> None:
-    """What an operator does while the long answer is generated."""
+def _meanwhile(what: str, server: Any, models: Path, asking: Any) -> None:
+    """What an operator does while the long answer is generated for `asking`."""
     if not what:
         return
     client = server.client
-    while not _running(client):
+    while not _running(client) and asking.poll() is None:
         time.sleep(0.1)
     time.sleep(3)
     if what == "retract":
@@ -225,8 +225,8 @@ def _meanwhile(what: str, server: Any, models: Path) -> None:
 
 
 def _running(client: Any) -> bool:
-    found = client.request("/get_load", None)
-    return any(row["num_reqs"] for row in found)
+    found = client.request("/v1/loads")
+    return any(row["num_running_reqs"] for row in found["loads"])
 
 
 def verify_with_hook_off(
@@ -248,7 +248,7 @@ def verify_with_hook_off(
             cwd=plain.folder,
         )
         with process:
-            _meanwhile(control.meanwhile, server, plain.models)
+            _meanwhile(control.meanwhile, server, plain.models, process)
             _, err = process.communicate(timeout=600)
     assert "Traceback" not in err
     found = json.loads((plain.folder / f"{name}.json").read_text())
