@@ -21,6 +21,8 @@ from sglang_exact.rehearsal.proof_arms import Sizes as ServerSizes
 from sglang_exact.rehearsal.server import draft_flags
 
 TITLE = "random ids"
+LONG = 32768
+"""Prompt tokens from which a prompt is asked once: its prefill takes most time."""
 SEED = 42
 # The host's own choice where the overlay fixes one.
 _OVERLAY_ONLY = (("--attention-backend", 2), ("--disable-prefill-cuda-graph", 1))
@@ -94,6 +96,21 @@ class Scale(NamedTuple):
 GPU = Scale()
 REHEARSAL = Scale(4, ((1, 1), (2, 4)), 6, (8, 24), 6, (2, 1), (1, 3), 512)
 """The same on the CPU: wiring alone, its speeds say nothing."""
+
+
+def scaled(scale: Scale, contexts: str, new_tokens: int) -> Scale:
+    """The scale with other contexts (numbers and commas) and lengths of answers.
+
+    Empty and 0 leave it as it is. Long prompts are asked once, others as often as the
+    first.
+    """
+    if contexts:
+        found = tuple(int(part) for part in contexts.split(","))
+        once = tuple(scale.rounds[0] if n < LONG else 1 for n in found)
+        scale = scale._replace(contexts=found, rounds=once)
+    if new_tokens:
+        scale = scale._replace(new_tokens=new_tokens, decode_tokens=new_tokens)
+    return scale
 
 
 def data_set(scale: Scale) -> Dataset:

@@ -227,6 +227,16 @@ def test_bad_options(
     assert told in capsys.readouterr().err
 
 
+def test_other_contexts_and_lengths() -> None:
+    pytest.importorskip("numpy")
+    from sglang_exact.rehearsal import bench_arms
+
+    found = bench_arms.scaled(bench_arms.GPU, "64,65536", 128)
+    assert (found.contexts, found.rounds) == ((64, 65536), (3, 1))
+    assert (found.new_tokens, found.decode_tokens) == (128, 128)
+    assert bench_arms.scaled(bench_arms.GPU, "", 0) == bench_arms.GPU
+
+
 def test_flags_on_a_gpu(tmp_path: Path) -> None:
     pytest.importorskip("numpy")
     from sglang_exact.rehearsal import bench_arms
