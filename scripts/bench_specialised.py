@@ -108,7 +108,6 @@ def _tile(
 
 @gluon.jit
 def _compute(
-    HALF_INDEX: gl.constexpr,
     first_row,
     prefix,
     tokens,
@@ -116,7 +115,7 @@ def _compute(
     kv_head,
     tiles,
     whole,
-    q_tiles,
+    q,
     k_tiles,
     v_tiles,
     k_ready,
@@ -131,13 +130,12 @@ def _compute(
 ):
     N: gl.constexpr = k_tiles.shape[1]
     D: gl.constexpr = k_tiles.shape[2]
-    M: gl.constexpr = q_tiles.shape[1]
+    M: gl.constexpr = q.shape[0]
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     P: gl.constexpr = gl.DotOperandLayout(0, A, 2)
     STAGES: gl.constexpr = k_tiles.shape[0]
-    q = q_tiles.index(HALF_INDEX)
-    offs = first_row + HALF_INDEX * M + gl.arange(0, M, gl.SliceLayout(1, S))
+    offs = first_row + gl.arange(0, M, gl.SliceLayout(1, S))
     limit = prefix + gl.minimum(offs // GROUP, tokens - 1) + 1
     row_max = gl.full([M], float("-inf"), gl.float32, gl.SliceLayout(1, S))
     row_sum = gl.zeros([M], gl.float32, gl.SliceLayout(1, S))
@@ -201,7 +199,7 @@ def _compute(
     acc_token = warpgroup_mma(p, v_tiles.index(t), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[acc_token])
     value = acc / gl.convert_layout(row_sum, gl.SliceLayout(1, A))[:, None]
-    offs = first_row + HALF_INDEX * M + gl.arange(0, M, gl.SliceLayout(1, A))
+    offs = first_row + gl.arange(0, M, gl.SliceLayout(1, A))
     row = (q_begin + gl.minimum(offs // GROUP, tokens - 1)).to(gl.int64)
     to = out + row * stride_out_row + (kv_head * GROUP + offs % GROUP) * stride_out_head
     offs_d = gl.arange(0, D, gl.SliceLayout(0, A))
@@ -210,98 +208,6 @@ def _compute(
         to[:, None] + offs_d[None, :],
         value.to(gl.bfloat16),
         mask=valid & (offs_d < D)[None, :],
-    )
-
-
-@gluon.jit
-def _first_half(
-    first_row,
-    prefix,
-    tokens,
-    q_begin,
-    kv_head,
-    tiles,
-    whole,
-    q_tiles,
-    k_tiles,
-    v_tiles,
-    k_ready,
-    v_ready,
-    k_free,
-    v_free,
-    out,
-    stride_out_row,
-    stride_out_head,
-    scale,
-    GROUP: gl.constexpr,
-):
-    _compute(
-        0,
-        first_row,
-        prefix,
-        tokens,
-        q_begin,
-        kv_head,
-        tiles,
-        whole,
-        q_tiles,
-        k_tiles,
-        v_tiles,
-        k_ready,
-        v_ready,
-        k_free,
-        v_free,
-        out,
-        stride_out_row,
-        stride_out_head,
-        scale,
-        GROUP,
-    )
-
-
-@gluon.jit
-def _second_half(
-    first_row,
-    prefix,
-    tokens,
-    q_begin,
-    kv_head,
-    tiles,
-    whole,
-    q_tiles,
-    k_tiles,
-    v_tiles,
-    k_ready,
-    v_ready,
-    k_free,
-    v_free,
-    out,
-    stride_out_row,
-    stride_out_head,
-    scale,
-    GROUP: gl.constexpr,
-):
-    _compute(
-        1,
-        first_row,
-        prefix,
-        tokens,
-        q_begin,
-        kv_head,
-        tiles,
-        whole,
-        q_tiles,
-        k_tiles,
-        v_tiles,
-        k_ready,
-        v_ready,
-        k_free,
-        v_free,
-        out,
-        stride_out_row,
-        stride_out_head,
-        scale,
-        GROUP,
     )
 
 
@@ -373,7 +279,7 @@ def specialised_kernel(
             mbarrier.init(v_free.index(s), count=2)
         fence_async_shared()
 
-        given = (
+        upper = (
             first_row,
             prefix,
             tokens,
@@ -381,7 +287,28 @@ def specialised_kernel(
             kv_head,
             tiles,
             whole,
-            q_tiles,
+            q_tiles.index(0),
+            k_tiles,
+            v_tiles,
+            k_ready,
+            v_ready,
+            k_free,
+            v_free,
+            out,
+            stride_out_row,
+            stride_out_head,
+            scale,
+            GROUP,
+        )
+        lower = (
+            first_row + M,
+            prefix,
+            tokens,
+            q_begin,
+            kv_head,
+            tiles,
+            whole,
+            q_tiles.index(1),
             k_tiles,
             v_tiles,
             k_ready,
@@ -407,7 +334,7 @@ def specialised_kernel(
             v_free,
         )
         gl.warp_specialize(
-            [(_first_half, given), (_second_half, given), (_load, loads)],
+            [(_compute, upper), (_compute, lower), (_load, loads)],
             [4, 1],
             [240, 24],
         )
