@@ -103,8 +103,8 @@ def diagnose(
     reference = references[outcome.case].answer
     suspicion, weigh = Suspicion(result.name, outcome), _Weigher()
     _numbers(weigh, outcome.difference, outcome.answer, reference)
-    if not references[outcome.case].params["temperature"]:
-        _choice(weigh, outcome.difference, outcome.answer, reference)
+    sampled = bool(references[outcome.case].params["temperature"])
+    _choice(weigh, outcome.difference, outcome.answer, reference, sampled)
     _alone(weigh, suspicion, arm, outcome, mine)
     _reject(weigh, suspicion, outcome.difference, mine.get(SOLO))
     _width(weigh, suspicion, outcome, results)
@@ -154,12 +154,16 @@ def _numbers(
 
 
 def _choice(
-    weigh: _Weigher, found: Difference, answer: Sample | None, reference: Sample
+    weigh: _Weigher,
+    found: Difference,
+    answer: Sample | None,
+    reference: Sample,
+    sampled: bool,
 ) -> None:
     position = found.id_position
     if position is None or answer is None:
         return
-    if found.top2_gap is not None:
+    if found.top2_gap is not None and not sampled:
         tie = found.top2_gap == 0
         text = (
             f"the reference's two likeliest tokens are {found.top2_gap:.3g} nats apart"
@@ -170,7 +174,7 @@ def _choice(
     best, chosen = answer.top[position], answer.logprobs[position]
     if not best or best[0][0] is None or chosen is None:
         return
-    if bits_to_float(chosen) < bits_to_float(best[0][0]):
+    if bits_to_float(chosen) < bits_to_float(best[0][0]) and not sampled:
         weigh.add("the token sent is not the likeliest of its own top list", SAMPLER, 3)
     elif best == reference.top[position]:
         weigh.add("the top lists are equal there, the choice is not", SAMPLER, 3)

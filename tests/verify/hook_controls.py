@@ -22,7 +22,7 @@ REFUSED = "refused to start"
 # Nothing that runs on the CPU calls it.
 GPU = "gpu only"
 
-TOKENS = 8
+TOKENS = 6
 LIKELY = {"17": 6.0, "23": 5.5}
 
 
