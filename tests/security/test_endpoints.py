@@ -37,11 +37,22 @@ if sys.argv[1:] == ["spoil"]:
     def of_ours():
         return {}
 
+def every(routes, prefix=""):
+    for route in routes:
+        router = getattr(route, "original_router", None) or route
+        below = getattr(router, "routes", None)
+        if below:
+            context = getattr(route, "include_context", None)
+            more = getattr(context, "prefix", "") or getattr(route, "path", "")
+            yield from every(below, prefix + more)
+        else:
+            yield prefix + route.path, route
+
 routes = []
-for route in http_server.app.routes:
+for path, route in every(http_server.app.routes):
     endpoint = getattr(route, "endpoint", None)
     routes.append([
-        route.path,
+        path,
         sorted(getattr(route, "methods", None) or []),
         f"{getattr(endpoint, '__module__', '')}.{getattr(endpoint, '__name__', '')}",
         getattr(endpoint, "_auth_level", AuthLevel.NORMAL).name,
