@@ -140,7 +140,9 @@ class Model:
             low, high = known[place - 1], known[place]
             share = (width - low) / (high - low)
             return self.times[low] * (1 - share) + self.times[high] * share
-        return max(self.times[near] + self.slope_ms * (width - near), 0.0)
+        # Noise must not make a longer block cheaper, nor a shorter one free.
+        reached = self.times[near] + max(self.slope_ms, 0.0) * (width - near)
+        return max(reached, self.times[near] * min(width / near, 1.0))
 
     def known(self, width: int) -> str:
         """How `step_ms(width)` was found: measured, interpolated or extrapolated."""

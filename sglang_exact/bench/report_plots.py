@@ -114,7 +114,9 @@ def _curve(
 
 def bars(title: str, found: Sequence[Bar], unit: str) -> dict[str, Any] | None:
     """Horizontal bars, grouped; None without one. At most MOST_BARS are drawn."""
-    shown = [b for b in found if all(_finite((v, 0)) for _, v in b.parts)][:MOST_BARS]
+    groups = list(dict.fromkeys(b.group for b in found))
+    ordered = sorted(found, key=lambda b: groups.index(b.group))
+    shown = [b for b in ordered if all(_finite((v, 0)) for _, v in b.parts)][:MOST_BARS]
     if not shown:
         return None
     limit = max(sum(max(v, 0) for _, v in b.parts) for b in shown) or 1.0

@@ -140,8 +140,16 @@ class Stages:
         if any("exactness" in row for row in run.rows):
             run.exactness = total(run.rows)
         before = [s for s in report_runs.servers(run) if s.get("name") != served.name]
-        run.provenance = provenance.collect([*before, served.facts], {"prompts": 42})
-        recorder.finish()
+        seeds = {"prompts": bench_arms.SEED}
+        run.provenance = provenance.collect([*before, served.facts], seeds)
+        run.complete = False
+        recorder.save()
+
+    def finish(self) -> None:
+        """Everything that was asked for is measured."""
+        for verb in ("accept", "decode-table", "memory"):
+            if (self.out / f"{verb}.json").exists():
+                self.record(verb, {}).finish()
 
     def tell_oracle(self, rate: float, known: list[tuple[Any, Any]]) -> None:
         """What the drafter knows, and how much of it is right."""
@@ -191,8 +199,8 @@ class Stages:
         """One row per concurrency in the accept record."""
         data = replace(self.data, title=title)
         plan = accept.Plan(
-            (data,), [c for c, _ in load_], self.scale.prompts, self.scale.new_tokens,
-            ignore_eos=True,
+            (self.data,), [c for c, _ in load_], self.scale.prompts,
+            self.scale.new_tokens, ignore_eos=True,
         )  # fmt: skip
         recorder = self.record(
             "accept", plan.settings() | {"load": [list(pair) for pair in load_]}

@@ -56,6 +56,13 @@ def test_step_times_between_and_beyond() -> None:
     assert alone.step_ms(16) == alone.step_ms(8) and "flatters" in alone.notes[0]
 
 
+def test_noise_makes_no_step_free() -> None:
+    steep = Model([Step(4, 1.0, 2, 100), Step(8, 50.0, 4, 100)])
+    assert steep.step_ms(2) == 0.5 and steep.step_ms(16) == pytest.approx(148)
+    falling = Model([Step(4, 9.0, 2, 100), Step(8, 5.0, 4, 100)])
+    assert falling.step_ms(16) == 5.0 and falling.step_ms(2) == 9.0
+
+
 def test_in_flight_multiplies() -> None:
     steps = [s._replace(in_flight=8) for s in model(4, 8).steps]
     assert Model(steps).tok_s(4, 8) == pytest.approx(8 * model(4, 8).tok_s(4, 8))

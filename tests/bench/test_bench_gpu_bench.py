@@ -144,6 +144,7 @@ def test_everything_once(
     times = read(tmp_path, "gpu-bench")
     assert {t["stage"] for t in times["stages"]} >= {"start", "accept", "memory"}
     assert times["failed"] == [] and times["not_run"] == []
+    assert accept["complete"] and read(tmp_path, "memory")["complete"]
 
 
 def test_a_later_call_goes_on(
@@ -175,6 +176,7 @@ def test_what_fails_costs_itself_alone(
     assert "host-plain: found the server ended with status 1" in failed
     assert "host-dflash2: found no answers of host-plain for accept" in failed
     assert "plain memory: server plain: found no memory_usage" in failed
+    assert not read(tmp_path, "memory")["complete"]
     servers = [row["server"] for row in read(tmp_path, "memory")["rows"]]
     assert servers == ["exact-dflash2"]
     assert (tmp_path / "report.html").exists()

@@ -241,6 +241,10 @@ def test_bar_plot_geometry() -> None:
     widths = [r["width"] for r in first["rects"] + second["rects"]]
     assert widths[0] == pytest.approx(3 * widths[1], rel=0.01)
     assert widths[2] == pytest.approx(2 * widths[1], rel=0.01)
+    apart = [report_plots.Bar(g, "a", [("w", 1.0)]) for g in ("g", "h", "g")]
+    plot = report_plots.bars("t", apart, "u")
+    assert plot is not None
+    assert [bar["group"] for bar in plot["bars"]] == ["g", "", "h"], "side by side"
     many = [report_plots.Bar("g", str(i), [("w", 1.0)]) for i in range(80)]
     cut = report_plots.bars("t", many, "u")
     assert cut is not None and cut["left_out"] == 20
