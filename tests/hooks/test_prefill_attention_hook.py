@@ -16,6 +16,15 @@ from sglang_exact_kernels import prefill_attention as module  # noqa: E402
 
 BS, HEADS, DIM, TOKENS = 2, 2, 16, 7
 K = torch.zeros(1, HEADS, DIM)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def any_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU whose kernels work on a copy if head_dim is a power of 2."""
+    monkeypatch.setattr(
+        module, "copies", lambda device, dim, v_dim: dim == v_dim in (16, 32)
+    )
 
 
 def backend(**changes: Any) -> Any:
@@ -104,17 +113,21 @@ def test_extend_runs_the_kernel_on_the_batch_alone(
 
 def test_the_kernel_takes_what_the_hook_hands_over() -> None:
     """The host's dtypes and slices, by the kernel itself."""
-    made, k = backend(), torch.zeros(27, HEADS, DIM, dtype=torch.bfloat16)
+    made = backend()
+    k = torch.zeros(27, HEADS, DIM, dtype=torch.float16, device=DEVICE)
     made.token_to_kv_pool = SimpleNamespace(
         get_key_buffer=lambda i: k, get_value_buffer=lambda i: k + 1
     )
-    made.forward_metadata.kv_indptr = made.forward_metadata.kv_indptr.int()
+    held = made.forward_metadata
+    held.qo_indptr = held.qo_indptr.to(DEVICE)
+    held.kv_indptr = held.kv_indptr.to(DEVICE, torch.int32)
+    held.kv_indices = held.kv_indices.to(DEVICE)
     batch = SimpleNamespace(
         batch_size=BS,
-        out_cache_loc=torch.arange(20, 27),
+        out_cache_loc=torch.arange(20, 27, device=DEVICE),
         forward_mode=SimpleNamespace(name="EXTEND"),
     )
-    q = torch.zeros(TOKENS, HEADS * DIM, dtype=torch.bfloat16)
+    q = torch.zeros(TOKENS, HEADS * DIM, dtype=k.dtype, device=DEVICE)
     out = torch.zeros_like(q)
     hook.prefill_rows(_no_host, made, q, out, layer(), batch, True, 0.0, None)
     assert bool((out == 1).all())
