@@ -35,7 +35,7 @@ _ATTESTED = (
 )
 _FIELDS = (
     *("version", "dtype", "quantization", "kv_cache_dtype", "context_length"),
-    *("tp_size", "dp_size", "pp_size", "device", "load_format"),
+    *("tp_size", "dp_size", "pp_size", "device", "accelerator", "load_format"),
     *("speculative_algorithm", "speculative_num_draft_tokens"),
     *("max_running_requests", "chunked_prefill_size"),
 )

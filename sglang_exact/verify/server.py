@@ -70,6 +70,7 @@ SAME = (
     "dp_size",
     "pp_size",
     "device",
+    "accelerator",
     "version",
 )
 
@@ -93,6 +94,9 @@ async def inspect(client: Client, label: str, vocab_size: int | None) -> ServerI
         for key in ("model_path", "served_model_name", "load_format"):
             body.setdefault(key, model.get(key))
     fields = {key: _plain(body[key], client) for key in FIELDS if key in body}
+    accelerator = await _accelerator(client)
+    if accelerator:
+        fields["accelerator"] = accelerator
     running = _effective_running(body)
     if running is not None:
         fields["max_running_requests"] = running
@@ -103,6 +107,16 @@ async def inspect(client: Client, label: str, vocab_size: int | None) -> ServerI
     return ServerInfo(
         label, client.url, fields, exact, vocab_size, identity(body), tuple(notes)
     )
+
+
+async def _accelerator(client: Client) -> str | None:
+    """The GPU's name, which the host tells with its load, None if it does not."""
+    try:
+        body = await client.get_json("/v1/loads")
+    except (Lost, Refused):
+        return None
+    found = body.get("accelerator") if isinstance(body, dict) else None
+    return clean(client.scrub(found), 80) if isinstance(found, str) else None
 
 
 def identity(body: dict[str, Any]) -> str:

@@ -77,6 +77,7 @@ class FakeServer:
     incremental: bool = False
     context_length: int = 10**6
     process: int = 1
+    accelerator: Any = None
     requests: int = 0
     running: int = 0
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -95,6 +96,7 @@ class FakeServer:
         app = web.Application(client_max_size=2**28)
         app.router.add_get("/server_info", self.server_info)
         app.router.add_get("/model_info", self.model_info)
+        app.router.add_get("/v1/loads", self.loads)
         app.router.add_route("*", "/flush_cache", self.flush)
         app.router.add_post("/generate", self.generate)
         self._runner = web.AppRunner(app, shutdown_timeout=0.05)
@@ -118,6 +120,9 @@ class FakeServer:
 
     async def model_info(self, request: web.Request) -> web.Response:
         return web.json_response({"model_path": "fake-model"})
+
+    async def loads(self, request: web.Request) -> web.Response:
+        return web.json_response({"accelerator": self.accelerator, "loads": []})
 
     async def server_info(self, request: web.Request) -> web.Response:
         if self._denied(request):

@@ -135,7 +135,8 @@ def test_redirects_are_not_followed(tmp_path: Path, status: str) -> None:
             return reasons(run), other.heads
 
     said, heads = asyncio.run(go())
-    assert heads == []
+    # Others on this machine may look for a server of theirs on a port that is free.
+    assert [text for text in heads if "aiohttp" in text or KEY in text] == []
     assert "redirects to 'http://127.0.0.1:" in said
     assert KEY not in said
 
@@ -221,7 +222,7 @@ def test_any_type_in_any_field_of_server_info(tmp_path: Path, odd: Any) -> None:
         ({"internal_states": states_}, {"test_settings": {"disabled_hooks": odd}}),
         ({"internal_states": [odd, 3]}, {"gpu": odd, "stack": {"torch": odd}}),
     ):
-        server = FakeServer(info=info, exact=attested)
+        server = FakeServer(info=info, exact=attested, accelerator=odd)
         plan = settings(num_prompts=1)
         run = asyncio.run(against(server, tmp_path, plan))
         assert summary.verdict(run) in ("verified", "not verified")

@@ -40,6 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> summary.Run:
     }
     lies = Lies({"logprob-bit"}, when=lambda body, _: body["stream"])
     tested = FakeServer(lies=lies, info=info, exact=EXACT, api_key=SECRET)
+    tested.accelerator = "NVIDIA H200"
     names = "speculation,streaming,rejected"
 
     async def go() -> summary.Run:
@@ -63,6 +64,8 @@ def test_row_says_what_was_done_and_what_was_not(run: summary.Run) -> None:
     assert row["tested"]["exact"]["gpu"] == EXACT["gpu"]
     assert row["tested"]["exact"]["test_settings"] == {"oracle": True}
     assert row["tested"]["hooks"] == 2
+    assert row["tested"]["accelerator"] == "NVIDIA H200"
+    assert row["reference"]["accelerator"] is None
     assert re.fullmatch("[0-9a-f]{64}", row["tested"]["attestation_sha256"])
     assert row["tested"]["model"] == "Qwen3.8-27B"
     assert row["settings"]["repeats"] == 24
