@@ -208,6 +208,15 @@ CONTROLS: dict[str, Control] = {
         ATTESTED, why="the thresholds it guards belong to a sampler that is replaced"
     ),
     "requests_check": Control(DIVERGED, ("only-likeliest",), "sampled-neighbours"),
+    "requests_arrive": Control(
+        ATTESTED, why="refuses what has no reference answer: other inputs, cut prompts"
+    ),
+    "requests_understood": Control(
+        ATTESTED, why="corrects what /model_info says, on which no answer depends"
+    ),
+    "requests_sampler": Control(
+        ATTESTED, why="about requests that generate nothing; the verifier's all do"
+    ),
     "requests_beams": Control(
         ATTESTED, why="refuses beams, for which there is no reference answer"
     ),
