@@ -46,9 +46,8 @@ class Books:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.accept: dict[str, accept._Book] = {}
+        self.accept: dict[str, accept.Book] = {}
         self.decode: dict[str, dict[int, Sample]] = {}
-        self.speeds: dict[str, dict[int, dict[str, float | None]]] = {}
         if path.exists():
             self._read(json.loads(path.read_text()))
 
@@ -56,11 +55,9 @@ class Books:
         for name, book in raw["accept"].items():
             answers = {k: sample_from_json(v) for k, v in book["answers"].items()}
             speeds = {int(c): v for c, v in book["tok_s"].items()}
-            self.accept[name] = accept._Book(answers, speeds)
+            self.accept[name] = accept.Book(answers, speeds)
         for name, found in raw["decode"].items():
             self.decode[name] = {int(n): sample_from_json(s) for n, s in found.items()}
-        for name, rows in raw["speeds"].items():
-            self.speeds[name] = {int(n): row for n, row in rows.items()}
 
     def save(self) -> None:
         """Write everything."""
@@ -76,7 +73,6 @@ class Books:
                 name: {n: sample_to_json(s) for n, s in found.items()}
                 for name, found in self.decode.items()
             },
-            "speeds": self.speeds,
         }
         write_atomic(self.path, json.dumps(raw).encode())
 
@@ -205,13 +201,13 @@ class Stages:
         recorder = self.record(
             "accept", plan.settings() | {"load": [list(pair) for pair in load_]}
         )
-        book = self.books.accept.setdefault(role.reference, accept._Book())
+        book = self.books.accept.setdefault(role.reference, accept.Book())
         scratch = Recorder(BenchRun("accept"), self.out / "unfinished.json")
         for concurrency, count in load_:
             own = accept.Plan(
                 (data,), (concurrency,), count, self.scale.new_tokens, ignore_eos=True
             )
-            unit = accept._Unit(
+            unit = accept.Unit(
                 served, served.name == role.reference, data, concurrency, own
             )
             self.failed += await unit.run(book, scratch, Silent())
@@ -258,7 +254,7 @@ class Stages:
         recorder = self.record(
             "decode-table",
             plan.settings()
-            | {"base": "plain", "order": "server by server", "rounds": scale.rounds},
+            | {"order": "server by server", "rounds": list(scale.rounds)},
         )
         answers = self.books.decode.setdefault(role.reference, {})
         for length, rounds in zip(scale.contexts, scale.rounds, strict=True):
@@ -266,7 +262,7 @@ class Stages:
             known = answers.get(length)
             if role.arm.drafter and known is not None:
                 self.tell_oracle(self.rate, [(ids, known.ids)])
-            part = decode_table._Part(
+            part = decode_table.Part(
                 length, f"ids of seed {bench_arms.SEED}", ids, plan, role.reference,
                 name, Silent(), reference=None if name == role.reference else known,
             )  # fmt: skip
@@ -277,20 +273,32 @@ class Stages:
             for row in part.rows():
                 if name == role.reference and part.reference is not None:
                     answers[length] = part.reference
-                self.ratios(name, length, row)
                 self.say(f"    {length} tokens: {_brief(row)}")
                 self.keep(recorder, served, row, "prompt_tokens")
+                _ratios(recorder)
         self.books.save()
 
-    def ratios(self, name: str, length: int, row: Row) -> None:
-        """Medians over the plain server's: servers do not take turns here."""
-        own = {k: _median(row[k]) for k in ("decode_tok_s", "ttft_s")}
-        self.books.speeds.setdefault(name, {})[length] = own
-        base = self.books.speeds.get("plain", {}).get(length, {})
+
+def _ratios(recorder: Recorder) -> None:
+    """Medians over those of stock plain decoding, of `plain` where it was not run.
+
+    Servers do not take turns here, so there are no ratios inside a round.
+    """
+    run = recorder.run
+    names = {row["server"] for row in run.rows}
+    run.settings["base"] = "host-plain" if "host-plain" in names else "plain"
+    base = {
+        row["prompt_tokens"]: row
+        for row in run.rows
+        if row["server"] == run.settings["base"]
+    }
+    for row in run.rows:
+        other = base.get(row["prompt_tokens"], {})
         for key, made in (("decode_tok_s", "speed_ratio"), ("ttft_s", "ttft_ratio")):
-            found = stats.ratio(own[key], base.get(key))
+            found = stats.ratio(_median(row[key]), _median(other.get(key)))
             spread = stats.spread([found]) if found is not None else None
             row[made] = spread.to_json() if spread else None
+    recorder.save()
 
 
 def _median(found: Row | None) -> float | None:

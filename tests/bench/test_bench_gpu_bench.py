@@ -130,7 +130,11 @@ def test_everything_once(
     assert len(table) == 8 and {row["prompt_tokens"] for row in table} == {8, 24}
     spec = next(r for r in table if r["server"] == "exact-dflash2")
     assert spec["exactness"]["ids_equal"] == spec["exactness"]["compared"] == 2
-    assert spec["speed_ratio"]["median"] > 0
+    assert read(tmp_path, "decode-table")["settings"]["base"] == "host-plain"
+    host = next(r for r in table if r["server"] == "host-plain")
+    assert host["speed_ratio"]["median"] == 1.0
+    speeds = [r["decode_tok_s"]["median"] for r in (spec, host)]
+    assert spec["speed_ratio"]["median"] == pytest.approx(speeds[0] / speeds[1])
     assert len(read(tmp_path, "memory")["rows"]) == 4
     model = read(tmp_path, "cost-model")
     assert {r["width"] for r in model["rows"] if r["table"] == "step"} == {1, 2, 4}
