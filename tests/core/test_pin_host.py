@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -174,6 +175,7 @@ def git(folder: Path, *arguments: str) -> None:
     )
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_checkout(tmp_path: Path) -> None:
     folder = checkout(tmp_path / "sglang")
     git(tmp_path / "sglang", "init")
