@@ -6,14 +6,20 @@ Why: the host takes every field of a request and drops some of them in verify
     (dflash_utils.py:201 reads a penalty field that does not exist; eagle_utils.py:521
     never calls custom logit processors), serves hidden states of other shapes, and
     ends the scheduler on a custom processor that does not load
-    (sampling_batch_info.py:256).
+    (sampling_batch_info.py:256) or on positional_embed_overrides
+    (scheduler.py:2232). Requests that generate nothing skip the sampler if all of a
+    batch do, and none is speculative: their logprobs then depend on who else is there
+    (tp_worker.py:727). EAGLE and MTP count drafts into the length at which prompts
+    are cut (managers/utils.py:484). A model that can see is warmed up with an image
+    (entrypoints/http_server.py:2393), and a server that refuses it ends.
 What: before a request is queued every field is looked at. One that cannot keep its
     bits ends the request with status 400 and all reasons. The rest is in one of two
     groups: PARALLEL fields act on a row by itself and run at full speed; SERIAL ones
     depend on the tokens emitted so far, and such a request has no draft accepted:
     one exact token per step, while its neighbours keep their speed. A greedy request
     (top_k 1) gets temperature 1, because the host divides by it only in mixed
-    batches.
+    batches. Every batch takes the sampler. No prompt is cut to the context.
+    /model_info says that no images and no audio are understood, as it is.
 Scope: every request, plain and speculative.
 Retire when: the host applies every field in verify as in decode.
 """
@@ -24,7 +30,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sglang_exact.hooks.base import Hook, refuse_unknown
+from sglang_exact.hooks.base import MAIN, Hook, refuse_unknown
 from sglang_exact.reasons import Reason
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -169,6 +175,53 @@ def check_request(self: Any, req: Any, is_retracted: bool = False) -> None:
         return
     if req.sampling_params.top_k <= 1:
         req.sampling_params.temperature = 1.0
+    if req.sampling_params.max_new_tokens == 0 and req.logprob_start_len == -1:
+        # The host does this without speculation alone (scheduler.py:3265).
+        req.logprob_start_len = len(req.origin_input_ids)
+
+
+def say_what_is_understood(result: None, self: Any) -> None:
+    """After TokenizerManager.init_model_config: text, whatever the model could do."""
+    self.model_config.is_image_understandable_model = False
+    self.model_config.is_audio_understandable_model = False
+
+
+def take_the_sampler(self: Any, batch: Any, pp_proxy_tensors: Any = None) -> None:
+    """Before Scheduler.run_batch: a batch that generates nothing is like any other."""
+    batch.is_prefill_only = False
+
+
+def arrival_reasons(manager: Any, obj: Any, input_ids: Sequence[int]) -> list[Reason]:
+    """Reasons against a request that must not reach the scheduler."""
+    reasons = []
+    if obj.positional_embed_overrides is not None:
+        reasons.append(
+            Reason("positional_embed_overrides", "token ids or text", "leave it out")
+        )
+    if obj.contains_mm_input():
+        reasons.append(Reason("image, video or audio data", "text", "send text"))
+    length = len(input_ids or ()) + manager.num_reserved_tokens
+    total = length + (obj.sampling_params.get("max_new_tokens") or 0)
+    limit = manager.context_len
+    if manager.allow_auto_truncate and (length >= limit or total > limit):
+        reasons.append(
+            Reason(
+                f"{total} tokens of prompt, max_new_tokens and drafts",
+                f"at most {limit}, the context length (what is cut depends on drafts)",
+                "send a shorter prompt or a smaller max_new_tokens",
+            )
+        )
+    return reasons
+
+
+def check_arrival(self: Any, obj: Any, input_ids: Sequence[int]) -> None:
+    """Before TokenizerManager._validate_one_request: the host turns it into a 400.
+
+    Raises ValueError with every reason.
+    """
+    reasons = arrival_reasons(self, obj, input_ids)
+    if reasons:
+        raise ValueError(text_of(reasons))
 
 
 def refuse_beams(
@@ -194,6 +247,36 @@ HOOKS = (
         relies_on=(
             "sglang.srt.managers.schedule_batch.Req.set_finish_with_abort",
             f"{_SCHEDULER}._handle_generate_request",
+        ),
+    ),
+    Hook(
+        name="requests_arrive",
+        target=(
+            "sglang.srt.managers.tokenizer_manager.TokenizerManager."
+            "_validate_one_request"
+        ),
+        kind="BEFORE",
+        replacement=check_arrival,
+        roles=(MAIN,),
+        relies_on=("sglang.srt.managers.utils.compute_num_reserved_tokens",),
+    ),
+    Hook(
+        name="requests_understood",
+        target=(
+            "sglang.srt.managers.tokenizer_manager.TokenizerManager.init_model_config"
+        ),
+        kind="AFTER",
+        replacement=say_what_is_understood,
+        roles=(MAIN,),
+        relies_on=("sglang.srt.entrypoints.http_server._execute_server_warmup",),
+    ),
+    Hook(
+        name="requests_sampler",
+        target=f"{_SCHEDULER}.run_batch",
+        kind="BEFORE",
+        replacement=take_the_sampler,
+        relies_on=(
+            "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation",
         ),
     ),
     Hook(

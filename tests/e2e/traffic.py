@@ -100,6 +100,25 @@ def outcomes(
         return list(pool.map(lambda ids: outcome(server, ids, tokens, **kw), prompts))
 
 
+def speak_json(folder: Path) -> None:
+    """Give a model folder a chat template, and pieces that JSON can be made of.
+
+    The last ids become the printable characters of ASCII, one each.
+    """
+    path = folder / "tokenizer.json"
+    values = json.loads(path.read_text())
+    vocab = values["model"]["vocab"]
+    by_id = {token: text for text, token in vocab.items()}
+    characters = [chr(code) for code in range(32, 127)]
+    by_id |= {len(by_id) - 1 - i: text for i, text in enumerate(characters)}
+    values["model"]["vocab"] = {text: token for token, text in sorted(by_id.items())}
+    path.write_text(json.dumps(values))
+    path = folder / "tokenizer_config.json"
+    values = json.loads(path.read_text())
+    values["chat_template"] = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    path.write_text(json.dumps(values))
+
+
 class Background:
     """A request in flight; it can be aborted by its id."""
 

@@ -742,6 +742,57 @@ def check_greedy_request_has_temperature_one() -> None:
     assert req.sampling_params.temperature == 0.3
 
 
+def check_requests_that_must_not_arrive() -> None:
+    """Refused before the scheduler sees them, with every reason at once."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    from sglang_exact.hooks import requests
+
+    def arrive(cut: bool, count: int, reserved: int, **fields: Any) -> str:
+        manager = SimpleNamespace(
+            allow_auto_truncate=cut, context_len=64, num_reserved_tokens=reserved
+        )
+        sampling = {"max_new_tokens": fields.pop("new", 8)}
+        obj = GenerateReqInput(
+            input_ids=[5] * count, sampling_params=sampling, **fields
+        )
+        try:
+            requests.check_arrival(manager, obj, obj.input_ids)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    assert arrive(False, 60, 4) == "", "the host refuses it itself"
+    assert arrive(True, 52, 4) == arrive(True, 52, 4, new=None) == ""
+    assert "72 tokens" in arrive(True, 60, 4)
+    assert "context length" in arrive(True, 64, 0, new=None)
+    both = arrive(False, 4, 0, image_data="a", positional_embed_overrides={"a": 1})
+    assert "image" in both and "positional_embed_overrides" in both
+
+
+def check_requests_that_generate_nothing() -> None:
+    from sglang_exact.hooks import requests
+
+    batch = SimpleNamespace(is_prefill_only=True)
+    assert requests.take_the_sampler(None, batch) is None
+    assert batch.is_prefill_only is False
+    for new, start, expected in ((0, -1, 3), (0, 1, 1), (4, -1, -1)):
+        req = _request(max_new_tokens=new)
+        req.logprob_start_len = start
+        requests.check_request(None, req)
+        assert req.logprob_start_len == expected
+
+
+def check_images_are_not_said_to_be_understood() -> None:
+    from sglang_exact.hooks import requests
+
+    config = SimpleNamespace(
+        is_image_understandable_model=True, is_audio_understandable_model=True
+    )
+    requests.say_what_is_understood(None, SimpleNamespace(model_config=config))
+    assert not any(vars(config).values())
+
+
 def check_last_result_is_taken_for_counted_requests() -> None:
     from collections import deque
 
