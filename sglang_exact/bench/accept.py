@@ -17,6 +17,7 @@ from typing import Any
 
 from sglang_exact.bench import servers as serving
 from sglang_exact.bench import stats
+from sglang_exact.bench.answers import AnswerFile
 from sglang_exact.bench.datasets import Dataset
 from sglang_exact.bench.drive import (
     IDS_ONLY,
@@ -63,15 +64,11 @@ class Plan:
             "warm_up": "the first `concurrency` prompts, not timed",
         }
 
-    def tokens(self, servers: int) -> int:
-        """At most so many tokens will be generated."""
-        asked = sum(self.num_prompts + c for c in self.concurrency)
-        return asked * len(self.datasets) * servers * self.max_new_tokens
-
 
 @dataclass(slots=True)
-class _Book:
-    """The plain answers of one data set, by request."""
+class Book:
+    """The plain server's answers to one data set by request, and its speed, output
+    tokens per second, by concurrency."""
 
     answers: dict[str, Sample] = field(default_factory=dict)
     tok_s: dict[int, float | None] = field(default_factory=dict)
@@ -100,28 +97,60 @@ async def measure(
     plain: str | None,
     plan: Plan,
     recorder: Recorder,
+    answers: AnswerFile,
     display: Display,
 ) -> list[str]:
-    """Ask everything; rows go to the record one by one.
+    """Ask everything that the record has no row of; rows go to it one by one.
 
-    Returns what went wrong on the way. Raises CannotRun where nothing more can be
-    measured.
+    `answers` keeps those of the plain server. Returns what went wrong on the way.
+    Raises CannotRun where nothing more can be measured.
     """
     check(servers, plain, plan)
     # The plain server first: speed-up and exactness are against it.
     ordered = sorted(servers, key=lambda s: s.name != plain)
     problems: list[str] = []
     for dataset in plan.datasets:
-        book = _Book()
+        book = Book(
+            dict(answers.of(dataset.name)), _speeds(recorder.run.rows, dataset.name)
+        )
         for concurrency in plan.concurrency:
             for served in ordered:
-                unit = _Unit(served, served.name == plain, dataset, concurrency, plan)
+                unit = Unit(served, served.name == plain, dataset, concurrency, plan)
+                if unit.is_in(recorder.run.rows):
+                    display.say(f"{unit.name}: is in {recorder.path}")
+                    continue
+                before = dict(book.answers)
                 problems += await unit.run(book, recorder, display)
+                new = {k: s for k, s in book.answers.items() if before.get(k) is not s}
+                answers.add(dataset.name, new)
     return problems
 
 
+def _speeds(rows: Sequence[dict[str, Any]], dataset: str) -> dict[int, float | None]:
+    """The plain server's by concurrency, of an earlier call."""
+    found = [row for row in rows if row["plain"] and row["dataset"] == dataset]
+    return {row["concurrency"]: row["tok_s"] for row in found}
+
+
+def left_over(rows: Sequence[dict[str, Any]], plan: Plan, names: Sequence[str]) -> int:
+    """At most so many tokens are still to be generated."""
+    done = {
+        (row["dataset"], row["concurrency"], row["server"])
+        for row in rows
+        if not row["partial"]
+    }
+    asked = [
+        plan.num_prompts + concurrency
+        for dataset in plan.datasets
+        for concurrency in plan.concurrency
+        for name in names
+        if (dataset.name, concurrency, name) not in done
+    ]
+    return sum(asked) * plan.max_new_tokens
+
+
 @dataclass(slots=True)
-class _Unit:
+class Unit:
     """One data set at one concurrency on one server."""
 
     served: Served
@@ -133,6 +162,13 @@ class _Unit:
     @property
     def name(self) -> str:
         return f"{self.dataset.title}, {self.concurrency} in flight, {self.served.name}"
+
+    def is_in(self, rows: Sequence[dict[str, Any]]) -> bool:
+        """Whether this was measured before."""
+        key = (self.dataset.name, self.concurrency, self.served.name)
+        return any(
+            (row["dataset"], row["concurrency"], row["server"]) == key for row in rows
+        )
 
     def _requests(self) -> list[Request]:
         asked = self.dataset.take(self.plan.num_prompts + self.concurrency)
@@ -146,7 +182,7 @@ class _Unit:
             for request in asked
         ]
 
-    async def run(self, book: _Book, recorder: Recorder, display: Display) -> list[str]:
+    async def run(self, book: Book, recorder: Recorder, display: Display) -> list[str]:
         """Warm up, measure, append a row; an interrupted one says so."""
         requests, plan = self._requests(), self.plan
         display.begin(self.name, len(requests) * plan.max_new_tokens)
@@ -182,17 +218,17 @@ class _Unit:
                 _keep(recorder, self._row(cut, book, flushed) | {"partial": True})
             raise
         _keep(recorder, self._row(load, book, flushed))
+        if self.is_plain:
+            book.tok_s[self.concurrency] = load.tok_s
+            book.answers |= {a.request: a.sample for a in load.answers if a.sample}
         return [f"{self.name}: {text}" for text in load.errors]
 
-    def _row(self, load: Load, book: _Book, flushed: str | None) -> dict[str, Any]:
+    def _row(self, load: Load, book: Book, flushed: str | None) -> dict[str, Any]:
         tally = Tally()
         for answer in load.answers:
             if answer.sample is None:
                 continue
             tally.add(answer.request, answer.sample, book.answers.get(answer.request))
-        if self.is_plain:
-            book.tok_s[self.concurrency] = load.tok_s
-            book.answers |= {a.request: a.sample for a in load.answers if a.sample}
         accepted = stats.acceptance(load.samples)
         latency = stats.spread(s.latency_s for s in load.samples)
         return {

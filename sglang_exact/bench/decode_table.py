@@ -108,7 +108,7 @@ def check(servers: Sequence[Served], plan: Plan) -> None:
 
 
 @dataclass(slots=True)
-class _Part:
+class Part:
     """All servers at one prompt length; servers that fail the warm-up are left out."""
 
     length: int
@@ -210,7 +210,7 @@ async def measure(
     ordered = sorted(servers, key=lambda served: served.name != plain)
     for length in plan.lengths:
         made_of, ids = await _prompt(ordered[0], length, plan)
-        part = _Part(length, made_of, ids, plan, plain, base, display)
+        part = Part(length, made_of, ids, plan, plain, base, display)
         await part.warm_up(ordered)
         kept = list(recorder.run.rows)
         for index in range(plan.rounds):

@@ -136,6 +136,32 @@ def _checked(raw: dict[str, Any], path: Path) -> BenchRun:
     return BenchRun(**raw)
 
 
+def resume(kept: BenchRun, fresh: BenchRun, path: Path) -> BenchRun:
+    """The record `kept`, to be gone on with as `fresh` says; rows stay.
+
+    Raises RunError if the two do not measure the same thing.
+    """
+    apart = [k for k, v in fresh.settings.items() if kept.settings.get(k) != v]
+    if kept.verb != fresh.verb or apart:
+        raise RunError(
+            f"--resume: found in {path} a record of {kept.verb} with other "
+            f"{', '.join(apart) or 'rows'}; expected one of {fresh.verb} with the same "
+            "settings; fix: name another --output-file"
+        )
+    servers = fresh.provenance.get("servers", [])
+    names = {server["name"] for server in servers}
+    earlier = kept.provenance.get("servers", [])
+    fresh.provenance["servers"] = [
+        *(server for server in earlier if server["name"] not in names),
+        *servers,
+    ]
+    later = "resumed: not all servers were measured in one go, clocks may have moved"
+    fresh.notes = list(dict.fromkeys([*kept.notes, *fresh.notes, later]))
+    fresh.rows, fresh.exactness = list(kept.rows), dict(kept.exactness)
+    fresh.created, fresh.label = kept.created, fresh.label or kept.label
+    return fresh
+
+
 class Recorder:
     """A record and the file it is kept in; every change is saved at once."""
 

@@ -12,7 +12,9 @@ import typer
 from sglang_exact.bench import accept as measuring
 from sglang_exact.bench import accept_table, provenance, published, servers
 from sglang_exact.bench import datasets as data
-from sglang_exact.bench.run import BenchRun, Recorder
+from sglang_exact.bench.answers import AnswerFile
+from sglang_exact.bench.run import BenchRun, Recorder, load
+from sglang_exact.bench.run import resume as resumed
 from sglang_exact.cli import bench_shared as shared
 
 ALL = ",".join(data.KNOWN)
@@ -48,6 +50,12 @@ IgnoreEos = Annotated[
 Published = Annotated[
     Path | None, typer.Option("--published", help="A card's figures (JSON).")
 ]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume", help="Add to --output-file what it lacks, also other servers."
+    ),
+]
 Markdown = Annotated[
     Path | None, typer.Option("--markdown", help="Write the tables here.")
 ]
@@ -71,6 +79,7 @@ def accept(
     note: shared.Notes = None,
     request_timeout: shared.Timeout = 1800.0,
     output_file: shared.OutputFile = None,
+    resume: Resume = False,
     markdown: Markdown = None,
 ) -> None:
     """Speed-up and acceptance length on GSM8K, MATH-500, HumanEval, MBPP, MT-Bench."""
@@ -80,7 +89,10 @@ def accept(
     async def work() -> list[str]:
         figures = published.load(published_file) if published_file else published.CARD
         addresses = servers.parse(server or [], api_key)
-        base = servers.choose_plain([a.name for a in addresses], plain)
+        kept = load(path) if resume and path.exists() else None
+        known = [address.name for address in addresses]
+        known += [row["server"] for row in kept.rows] if kept is not None else []
+        base = servers.choose_plain(known, plain)
         flights = shared.numbers(concurrency, "--concurrency")
         found, missing = data.find_all(
             shared.names(dataset),
@@ -101,17 +113,22 @@ def accept(
             logprobs,
             ignore_eos,
         )
-        run.settings = {**plan.settings(), "plain": base, "not_found": missing}
+        run.settings = {**plan.settings(), "plain": base}
         run.notes += [f"not measured: {text}" for text in missing]
         async with AsyncExitStack() as stack:
             opened = await servers.open_all(stack, addresses, timeout=request_timeout)
             run.notes += servers.setup_notes(opened)
             run.provenance = provenance.collect([s.facts for s in opened])
             measuring.check(opened, base, plan)
+            if kept is not None:
+                kept.rows = [row for row in kept.rows if not row["partial"]]
+                resumed(kept, run, path)
+            answers = AnswerFile(path.with_suffix(".plain.jsonl"), fresh=kept is None)
             recorder = Recorder(run, path)
-            with shared.bar(plan.tokens(len(opened))) as display:
+            names = [served.name for served in opened]
+            with shared.bar(measuring.left_over(run.rows, plan, names)) as display:
                 problems = await measuring.measure(
-                    opened, base, plan, recorder, display
+                    opened, base, plan, recorder, answers, display
                 )
         if not problems and not missing:
             recorder.finish()

@@ -13,7 +13,9 @@ from bench_server import CHAT, BenchServer
 from fake_server import Lies
 
 from sglang_exact.bench import accept_table, published
-from sglang_exact.bench.run import BenchRun
+from sglang_exact.bench.answers import AnswerFile
+from sglang_exact.bench.run import BenchRun, RunError
+from sglang_exact.verify.model import Sample
 
 SMALL = ("--num-prompts", "3", "--max-new-tokens", "16", "--output-file", "run.json")
 
@@ -266,3 +268,72 @@ def test_every_published_figure_has_a_source() -> None:
     assert all("/" in figure.source for figure in published.REPORTED)
     assert all(figure.source for figure in published.CARD)
     assert len(published.table().rows) == len(published.REPORTED)
+
+
+def test_servers_that_take_turns(tmp_path: Path) -> None:
+    args = (*own(tmp_path), "--concurrency", "1,2", "--ignore-eos", "--logprobs")
+    code, _, err, first = accept(tmp_path, {"plain": plain()}, *args)
+    assert code == 0, err
+    lies = {"spec": set(), "stock": {"wrong-token"}}
+    for name, kinds in lies.items():
+        server = {name: BenchServer(lies=Lies(kinds))}
+        code, out, err, run = accept(tmp_path, server, *args, "--resume")
+        assert code == 0, err
+    assert [r["server"] for r in run["rows"]] == [
+        name for name in ("plain", "spec", "stock") for _ in range(2)
+    ]
+    equal = [r["exactness"]["ids_equal"] for r in run["rows"][2:]]
+    bits = [r["exactness"]["logprobs_equal"] for r in run["rows"][2:]]
+    assert equal == bits == [3, 3, 0, 0]
+    assert all(r["speed_up"] is not None for r in run["rows"][2:])
+    found = [server["name"] for server in run["provenance"]["servers"]]
+    assert found == ["plain", "spec", "stock"] and run["complete"]
+    assert any(note.startswith("resumed:") for note in run["notes"])
+    assert run["created"] == first["created"] and "reference" in out
+    # Nothing is asked a second time.
+    again = BenchServer()
+    code, _, err, _ = accept(tmp_path, {"spec": again}, *args, "--resume")
+    assert code == 0 and not [call for call in again.calls if "stream" in call], err
+    assert "own, 1 in flight, spec: is in run.json" in err
+
+
+def test_another_set_up_is_not_gone_on_with(tmp_path: Path) -> None:
+    args = (*own(tmp_path), "--concurrency", "1")
+    accept(tmp_path, {"plain": plain()}, *args)
+    before = (tmp_path / "run.json").read_bytes()
+    for more in (("--max-new-tokens", "17"), own(tmp_path, count=5)):
+        code, _, err, _ = accept(
+            tmp_path, {"spec": BenchServer()}, *args, *more, "--resume"
+        )
+        assert code == 2 and "a record of accept with other" in err
+    assert (tmp_path / "run.json").read_bytes() == before
+
+
+def test_a_part_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
+    args = (*own(tmp_path, count=60), "--num-prompts", "50", "--concurrency", "1")
+    server = plain(step_s=0.01)
+    code, *_, run = accept(
+        tmp_path, {"plain": server}, *args, stop_when=lambda: server.requests >= 4
+    )
+    assert code == 130 and run["rows"][0]["partial"]
+    code, _, err, run = accept(tmp_path, {"plain": plain()}, *args, "--resume")
+    assert code == 0, err
+    (row,) = run["rows"]
+    assert (row["requests"], row["partial"]) == (50, False)
+
+
+def test_answers_outlive_their_server(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "run.plain.jsonl"
+    kept = AnswerFile(path, fresh=True)
+    sample = Sample((1, 2), (3212836864, None), finish="length:2")
+    kept.add("own", {"own-0000": sample})
+    path.write_bytes(path.read_bytes() + b'{"dataset": "own", "requ')
+    again = AnswerFile(path, fresh=False)
+    assert again.of("own") == {"own-0000": sample} and again.of("other") == {}
+    again.add("own", {"own-0001": sample})
+    assert len(AnswerFile(path, fresh=False).of("own")) == 2
+    AnswerFile(path, fresh=True)
+    assert not path.exists()
+    path.write_text("{}\n")
+    with pytest.raises(RunError, match="line 1: found no answer"):
+        AnswerFile(path, fresh=False)
