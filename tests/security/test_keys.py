@@ -94,7 +94,7 @@ def given(how: str, url: str) -> tuple[str, tuple[str, ...], dict[str, str]]:
 
 WAYS = ("flag", "equals", "environment", "address")
 SENT_BACK = (
-    *WAYS[:-1],
+    "flag",
     pytest.param(
         "address", marks=pytest.mark.xfail(reason="the login is cut out in one form")
     ),
@@ -138,7 +138,7 @@ def test_verify_and_record(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", SENT_BACK)
-@pytest.mark.parametrize("status", [200, 401, 429, 500])
+@pytest.mark.parametrize("status", [200, 401, 500])
 def test_a_server_that_sends_it_back(tmp_path: Path, how: str, status: int) -> None:
     async def go() -> str:
         echo = Echo()
