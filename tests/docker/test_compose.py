@@ -69,6 +69,13 @@ def test_every_variable_is_explained_with_its_default() -> None:
     )
 
 
+def test_every_variable_is_in_the_guide() -> None:
+    guide = (ROOT / "docs" / "docker.md").read_text(encoding="utf-8")
+    missing = [name for name in variables() if f"`{name}`" not in guide]
+    # The image's name and the size of shared memory need no words.
+    assert set(missing) <= {"IMAGE", "SHM_SIZE"}
+
+
 def test_versions_agree() -> None:
     service = load()["services"]["exact"]
     assert service["image"] == f"sglang-exact:{__version__}"
