@@ -19,6 +19,7 @@ import tarfile
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ARCHS = (90, 120)
 # One date for every file, so that the same site gives the same parts.
 DATE = 1_700_000_000
+SETUPTOOLS = 77
 LARGE = 300_000
 """Bytes from which a shared library is worth looking into."""
 
@@ -189,7 +191,10 @@ def write_tar(
 
 
 def own_wheel(folder: Path) -> Path:
-    """Build this package's wheel from the checkout; needs pip and setuptools."""
+    """Build this package's wheel from the checkout with pip.
+
+    With the setuptools that is here, or the index's if it is too old. Raises Refused.
+    """
     say("building the wheel of this package")
     source = folder / "source"
     skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
@@ -198,10 +203,30 @@ def own_wheel(folder: Path) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
-    command += ["--no-build-isolation", "--no-index", "--wheel-dir", str(folder)]
-    subprocess.run([*command, str(source)], check=True)
-    (wheel,) = folder.glob("sglang_exact-*.whl")
-    return wheel
+    if setuptools_major() >= SETUPTOOLS:
+        command += ["--no-build-isolation", "--no-index"]
+    done = subprocess.run(
+        [*command, "--wheel-dir", str(folder), str(source)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    built = list(folder.glob("sglang_exact-*.whl"))
+    if done.returncode or not built:
+        raise chosen.Refused(
+            f"  - found no wheel after pip wheel (status {done.returncode}); expected "
+            f"one; fix: build it elsewhere and give --wheel\n{done.stdout[-2000:]}"
+        )
+    return built[0]
+
+
+def setuptools_major() -> int:
+    """Major version of the installed setuptools; 0 without."""
+    try:
+        return int(metadata.version("setuptools").partition(".")[0])
+    except metadata.PackageNotFoundError:
+        return 0
 
 
 def bundle(args: argparse.Namespace) -> dict[str, Any]:
@@ -212,9 +237,9 @@ def bundle(args: argparse.Namespace) -> dict[str, Any]:
     out = args.out
     if out.exists() and any(out.iterdir()):
         raise chosen.Refused(f"  - found {out} not empty; expected a new folder")
-    (out / "wheels").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         wheels = args.wheel or [own_wheel(Path(folder))]
+        (out / "wheels").mkdir(parents=True, exist_ok=True)
         for path in wheels:
             shutil.copy(path, out / "wheels" / path.name)
     say(f"{len(taken.paths)} files of {site} for sm_{args.arch}")

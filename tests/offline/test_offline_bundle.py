@@ -322,6 +322,18 @@ def test_full_folder_is_left_alone(
     assert sorted(bundle[0].iterdir()) == before
 
 
+def test_no_wheel_can_be_built(site: Path, tmp_path: Path) -> None:
+    """pip is missing where `make` runs: said, and nothing is left."""
+    bare = tmp_path / "bare"
+    command(sys.executable, "-m", "venv", "--without-pip", bare)
+    words = (bare / "bin" / "python", SCRIPT, "make", "--site", site, "--arch", "90")
+    status, text = command(*words, "--out", tmp_path / "out")
+    assert status == 2, text
+    assert "found no wheel" in text and "give --wheel" in text
+    assert "No module named pip" in text
+    assert not (tmp_path / "out").exists()
+
+
 def test_keep(site: Path, wheel: Path, tmp_path: Path) -> None:
     status, text = make(site, wheel, tmp_path / "out", "--keep", "tilelang")
     assert status == 0, text
