@@ -27,6 +27,7 @@ HAZARDS = (
     *("Rows, mixed lengths", "KV pool full", "--enable-mixed-chunk", "Pausing"),
     *("Exact ties", "Seeded sampling", "LoRA", "max-running-requests", "Streaming"),
     *("Grammar, regex, JSON schema", "Custom logit processors", "token_ids_logprob"),
+    *("Nothing to generate", "end of the context", "Warm-up", "n` above 1"),
     *("chunked-prefill-size", "Overlap scheduling", "New weights", "max_new_tokens"),
 )
 """A piece of the title of each row that must be there."""
