@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from sglang_exact.bench import report_runs
 from sglang_exact.bench.drive import CannotRun
 from sglang_exact.bench.run import BenchRun, now
 from sglang_exact.bench.servers import Served
@@ -248,7 +249,7 @@ def table(run: BenchRun) -> TableData:
         "weights: the target's alone; not named: draft weights and KV, recurrent "
         "states, activations, the driver's own (NVML minus what the host names)"
     )
-    data.below.extend(run.notes)
+    data.below.extend([*run.notes, *report_runs.mixed(run)])
     return data
 
 

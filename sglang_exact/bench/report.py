@@ -21,7 +21,7 @@ from sglang_exact.bench import (
     quality_table,
     report_plots,
     report_runs,
-    sweep,
+    sweep_table,
 )
 from sglang_exact.bench.report_runs import Group, Loaded
 from sglang_exact.bench.run import BenchRun
@@ -137,7 +137,7 @@ def _plots(one: Loaded, trouble: list[str]) -> list[dict[str, Any]]:
 
 _MAKERS: dict[str, Callable[[BenchRun], list[TableData]]] = {
     "accept": accept_table.tables,
-    "sweep": lambda run: [sweep.table(run)],
+    "sweep": lambda run: [sweep_table.table(run)],
     "leaderboard": leaderboard_table.tables,
     "decode-table": lambda run: [decode_table.table(run)],
     "quality": quality_table.tables,

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sglang_exact.bench import aiperf, provenance, servers
+from sglang_exact.bench import aiperf, provenance, servers, sweep_table
 from sglang_exact.bench import sweep as sweeping
 from sglang_exact.bench.drive import CannotRun
 from sglang_exact.bench.run import BenchRun, Recorder, load
@@ -117,14 +117,14 @@ def sweep(
                 key=api_key,
                 say=lambda t: typer.echo(t, err=True),
             )
-        shared.show([sweeping.table(run)], output, markdown)
+        shared.show([sweep_table.table(run)], output, markdown)
         failed = [
             f"{row['server']}, {row['length']}: {row['failed']} requests"
             for row in run.rows
             if row["failed"]
         ]
         if plot is not None:
-            failed += shared.draw(lambda: sweeping.plot(run, plot))
+            failed += shared.draw(lambda: sweep_table.plot(run, plot))
         return failed
 
     shared.leave(shared.execute(work(), output), output)

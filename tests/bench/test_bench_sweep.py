@@ -16,7 +16,7 @@ from bench_runs import against, record
 from bench_server import BenchServer
 from fake_server import Lies
 
-from sglang_exact.bench import aiperf, aiperf_exports, sweep
+from sglang_exact.bench import aiperf, aiperf_exports, sweep, sweep_table
 from sglang_exact.bench.aiperf_exports import Reply
 from sglang_exact.bench.drive import CannotRun
 
@@ -71,7 +71,7 @@ def test_speed_up_acceptance_and_exactness_by_context(
     assert spec["exactness"]["what"] == "ids"
     assert spec["acceptance"] > 1
     assert run["exactness"]["compared"] == 5
-    gains = sweep.speedups(run["rows"])
+    gains = sweep_table.speedups(run["rows"])
     wanted = spec["decode_tok_s"]["median"] / base["decode_tok_s"]["median"]
     assert gains["spec", 8] == pytest.approx(wanted)
     assert "ids equal 3/3" in out and "reference" in out
@@ -237,6 +237,11 @@ def test_resume_adds_what_is_missing(tmp_path: Path, program: Path) -> None:
         tmp_path, program, servers, *SMALL, "--resume", "--seed", "7"
     )
     assert code == 2 and "other seed" in err
+    # Another model in the same record is said beside the figures.
+    other = {"third": BenchServer(info={"model_path": "other"})}
+    code, out, err, run = run_sweep(tmp_path, program, other, *SMALL, "--resume")
+    assert code == 0, err
+    assert len(run["rows"]) == 6 and "model_path differs between the servers" in out
 
 
 def test_pairing_is_by_prompt() -> None:
