@@ -167,7 +167,9 @@ def check(folder: Path, models: Path, service: str, **changes: str) -> tuple[int
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("service", ["exact", "plain"])
+@pytest.mark.parametrize(
+    "service", ["exact", pytest.param("plain", marks=pytest.mark.slow)]
+)
 def test_flags_are_accepted(service: str, tmp_path: Path, tiny_models: Path) -> None:
     status, text = check(tmp_path / "model", tiny_models, service)
     assert status == 0, text

@@ -156,9 +156,6 @@ def test_launcher_of_the_installed_wheel(installed: Path, tmp_path: Path) -> Non
     done = run(installed, tmp_path, "python", "-W", "ignore", *words, "--exact-check")
     assert done.returncode == 0, done.stderr
     assert "this setup can be served exactly" in done.stdout
-    done = run(installed, tmp_path, "python", "-W", "ignore", *words, "--tp-size", "3")
-    assert done.returncode == 3, done.stderr
-    assert "--tp-size 3" in done.stderr
 
 
 @pytest.mark.host
