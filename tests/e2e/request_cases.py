@@ -21,7 +21,13 @@ TOKENS = 10
 
 
 class TextServer(Server):
-    """A server with a tokenizer, which stop strings and grammars need."""
+    """A server with a tokenizer, which stop strings and grammars need.
+
+    It gets more time to start: other tests may share the machine.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"start_timeout_s": 400.0, **options})
 
     def command(self) -> list[str]:
         line = [x for x in super().command() if x != "--skip-tokenizer-init"]
