@@ -44,9 +44,10 @@ STOP_STRINGS = ("z", "q", "x", "j", "k", "v", "w")
 PENALTY_TOKENS = 64
 PENALTY_PROMPTS = 4
 # Makes two tokens repeat, so that penalties bite within a few tokens on any model.
-LIKELY = {"17": 6.0, "23": 5.5}
+LIKELY = {"17": 20.0, "23": 19.5}
 PENALTIES: tuple[dict[str, Any], ...] = (
     {"logit_bias": LIKELY},
+    {"frequency_penalty": 0.6, "presence_penalty": 0.3},
     {"frequency_penalty": 0.7, "presence_penalty": 0.4, "logit_bias": LIKELY},
     {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "logit_bias": LIKELY},
 )
