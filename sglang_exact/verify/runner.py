@@ -43,6 +43,8 @@ from sglang_exact.verify.record import RecordLost, Writer
 from sglang_exact.verify.reference import Display, ReferenceBook
 
 PROBED_CASES = 2
+# A resumed run does not ask again what came out like this.
+FINAL = (VERIFIED, DIVERGED, NOT_OFFERED)
 # How long a restart command may return ahead of the restart, in seconds.
 RESTART_GRACE_S = 60.0
 SELF_REFERENCE = (
@@ -127,7 +129,7 @@ class Runner:
     async def _arm(self, planned: PlannedArm) -> None:
         arm = planned.arm
         before = self.done.get(arm.name)
-        if before is not None and before.state in (VERIFIED, DIVERGED):
+        if before is not None and before.state in FINAL:
             self.results.append(before)
             return
         result = ArmResult(arm.name, arm.title, NOT_REACHED)

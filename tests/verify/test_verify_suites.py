@@ -19,14 +19,14 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-# Two prompts, four tokens: enough for a verify step that accepts and one that rejects.
+# Two prompts, six tokens: enough for a step that accepts and one that rejects.
 SCALE = (
-    *("--num-prompts", "2", "--max-new-tokens", "4"),
+    *("--num-prompts", "2", "--max-new-tokens", "6"),
     *("--max-prompt-tokens", "90", "--repeats", "32", "--long-repeats", "2"),
 )
-RECORDED = ("--num-prompts", "2", "--max-new-tokens", "4", "--max-prompt-tokens", "90")
+RECORDED = ("--num-prompts", "2", "--max-new-tokens", "6", "--max-prompt-tokens", "90")
 
 
 def command(cwd: Path, *args: str) -> subprocess.CompletedProcess[str]:
@@ -36,7 +36,7 @@ def command(cwd: Path, *args: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", main, *args],
         capture_output=True,
         text=True,
-        timeout=840,
+        timeout=3000,
         cwd=cwd,
         check=False,
     )
@@ -118,7 +118,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Iterato
             *("--output-file", "plain.jsonl", *RECORDED),
         )
         assert done.returncode == 0, done.stderr
-        plan(found.folder, "plain.jsonl", 0.6)
+        plan(found.folder, "plain.jsonl", 0.4)
         yield found
     finally:
         found.stop()
@@ -131,7 +131,7 @@ def states(arms: dict[str, dict[str, Any]]) -> dict[str, str]:
 # Cut to 90 tokens, so compared and not counted.
 CUT = ("long-2k", "long-8k", "long-32k", "long-128k", "long-repeat")
 NOT_STARTED = ("rejected", "widths", "restart")
-# Four tokens seldom reach an end or outlast a neighbour, the prefills are cut, and the
+# Six tokens seldom reach an end or outlast a neighbour, the prefills are cut, and the
 # oracle knows the greedy answer to each prompt and no other.
 TOO_SMALL = ("stops", "sampled-neighbours", "prefill-neighbours", "seeds")
 
@@ -168,7 +168,7 @@ def test_full_suite(pair: Pair) -> None:
 
 def test_long_prompt_in_full(pair: Pair) -> None:
     """2,048 tokens, so this one counts; and the plain server against its record."""
-    one = ("--num-prompts", "1", "--max-new-tokens", "4")
+    one = ("--num-prompts", "1", "--max-new-tokens", "8")
     plain = pair.server("plain").url
     done = command(
         pair.folder,
@@ -233,7 +233,7 @@ class Restarter:
 
 
 def test_widths_rejections_and_a_restart(pair: Pair) -> None:
-    plan(pair.folder, "plain.jsonl", 0.6)
+    plan(pair.folder, "plain.jsonl", 0.4)
     spec, narrow = pair.server("spec", 4), pair.server("narrow", 2)
     restarter = Restarter(pair, "spec")
     base = ("--reference", "plain.jsonl", *SCALE)
