@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arms of scripts/gpu_traffic: complete, with controls, each with valid flags."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.machinery
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from sglang_exact.rehearsal import traffic_arms  # noqa: E402
+from sglang_exact.rehearsal.client import Completion  # noqa: E402
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "gpu_traffic"
+SHAPES = {False: traffic_arms.GPU, True: traffic_arms.REHEARSAL}
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader("gpu_traffic", str(SCRIPT))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def run(script: ModuleType, folder: Path, rehearsal: bool) -> Any:
+    args = argparse.Namespace(
+        state=str(folder), out=str(folder), rehearsal=rehearsal, start_timeout=1.0,
+        name="traffic",
+    )  # fmt: skip
+    return script.Run(args)
+
+
+@pytest.mark.parametrize("rehearsal", [False, True])
+def test_every_arm_has_a_server(
+    script: ModuleType, tmp_path: Path, rehearsal: bool
+) -> None:
+    """The reference first, two controls, three restarts with caches of their own."""
+    made = run(script, tmp_path, rehearsal)
+    arms = traffic_arms.arms_of(SHAPES[rehearsal])
+    assert arms[0].name == "plain"
+    assert sum(not arm.equal for arm in arms) == 2
+    folders = set()
+    for arm in arms:
+        assert set(arm.phases) <= set(traffic_arms.PHASES)
+        server = made.server(arm, tmp_path / f"{arm.name}.json")
+        line = " ".join(server.command())
+        assert ("--speculative-algorithm" in line) == (arm.drafter is not None)
+        assert set(arm.flags) <= set(line.split()) or rehearsal
+        if arm.fresh:
+            folders.add(server.environment()["TRITON_CACHE_DIR"])
+    assert len(folders) == 3
+
+
+def completion(ids: tuple[int, ...], value: float) -> Completion:
+    meta = {"output_token_logprobs": [[value, ids[0], None]]}
+    return Completion(ids, (), "length", 1, len(ids), 1.0, {"meta_info": meta})
+
+
+def test_judge_sees_one_bit(script: ModuleType, tmp_path: Path) -> None:
+    """A row is as expected only if nothing differs, or if a control differs."""
+    made = run(script, tmp_path, True)
+    same, other = completion((4, 5), 0.5), completion((4, 5), 0.5000001)
+    made.reference = {"prompt": traffic_arms.said(same)}
+    arm = traffic_arms.Arm("x", "dflash")
+    for found, equal, expected in (
+        (same, True, True),
+        (other, True, False),
+        (completion((4, 6), 0.5), True, False),
+        (other, False, True),
+        (same, False, False),
+    ):
+        made._judge(arm._replace(equal=equal), "flow", [("prompt", found)], 1.0)
+        assert made.rows[-1]["as_expected"] is expected
+    # Without a single verification a speculative arm proves nothing.
+    idle = Completion((4, 5), (), "length", 0, 2, None, same.raw)
+    made._judge(arm, "flow", [("prompt", idle)], 1.0)
+    assert made.rows[-1]["as_expected"] is False
