@@ -170,7 +170,7 @@ def _refused(name: str, **body: Any) -> Endpoint:
 
 
 REFUSED = (
-    _refused("return_hidden_states", return_hidden_states=True),
+    _refused("hidden states", return_hidden_states=True),
     _refused("return_sampling_mask", return_sampling_mask=True),
     _refused("token_indices_to_pool", token_indices_to_pool=[1]),
     _refused("multi_item_delimiter_indices", multi_item_delimiter_indices=[2]),
