@@ -48,28 +48,31 @@ class Arm(NamedTuple):
 
 
 _FEW = (Phase(0.8, 8, 8),)
+_PLAIN_SPEED = (
+    Phase(0, 1, 2, logprobs=False),
+    Phase(0, 8, 16, logprobs=False),
+    Phase(0, 32, 32),
+)
 _SPEED = (
-    Phase(CARD_RATE, 1, 8, logprobs=False),
+    Phase(CARD_RATE, 1, 4, logprobs=False),
     Phase(CARD_RATE, 8, 24, logprobs=False),
     Phase(CARD_RATE, 32, 64, logprobs=False),
 )
 _DFLASH8 = (
     Phase(0.0),
     Phase(0.3),
-    Phase(0.5),
     Phase(0.8),
     Phase(1.0),
-    Phase(0.8, concurrency=1, prompts=8),
+    Phase(0.8, concurrency=1, prompts=4),
     Phase(0.8, logprobs=False),
 )
 ARMS = (
-    Arm("plain", phases=(Phase(), Phase(concurrency=1, prompts=6))),
-    Arm("plain-32", phases=(Phase(concurrency=32, prompts=48),), requests=32),
+    Arm("plain", phases=(Phase(), Phase(concurrency=1, prompts=2))),
     Arm("dflash8", "dflash", phases=_DFLASH8),
     Arm("dflash2", "dflash", 2),
     Arm("dflash4", "dflash", 4),
     Arm("dflash16", "dflash", 16),
-    Arm("dflash2-shaped", "dflash2"),
+    Arm("dflash2-shaped", "dflash2", phases=(Phase(), *_SPEED), requests=32),
     Arm("mtp", "mtp", 4),
     Arm("ngram", "ngram"),
     Arm("dspark", "dspark"),
@@ -82,27 +85,14 @@ ARMS = (
         equal=False,
         phases=_FEW,
     ),
-    Arm(
-        "speed-plain",
-        requests=32,
-        phases=(
-            Phase(0, 1, 6, logprobs=False),
-            Phase(0, 8, 24, logprobs=False),
-            Phase(0, 32, 64, logprobs=False),
-        ),
-    ),
-    Arm("speed-dflash2-shaped", "dflash2", phases=_SPEED, requests=32),
+    Arm("plain-32", phases=_PLAIN_SPEED, requests=32),
     Arm(
         "default-plain",
         mode="stock",
         equal=None,
         deterministic=False,
         requests=32,
-        phases=(
-            Phase(0, 1, 6, logprobs=False),
-            Phase(0, 8, 24, logprobs=False),
-            Phase(0, 32, 64, logprobs=False),
-        ),
+        phases=_PLAIN_SPEED,
     ),
     Arm(
         "default-dflash2-shaped",
@@ -155,13 +145,16 @@ def server_flags(arm: Arm, models_dir: Path, sizes: Sizes) -> list[str]:
     """Flags of an arm's server; the same graph sizes in all arms of one width."""
     flags = [
         "--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16",
-        "--attention-backend", "triton", "--disable-prefill-cuda-graph",
+        "--disable-prefill-cuda-graph",
         "--max-running-requests", str(arm.requests),
         "--cuda-graph-max-bs-decode", str(arm.requests),
         "--chunked-prefill-size", "8192", "--context-length", str(sizes.context),
         "--mem-fraction-static", str(sizes.mem_fraction), "--skip-server-warmup",
         "--disable-radix-cache",
     ]  # fmt: skip
+    if arm.drafter or arm.deterministic:
+        # The host's default without a drafter stays what it is.
+        flags += ["--attention-backend", "triton"]
     if sizes.total_tokens:
         flags += ["--max-total-tokens", str(sizes.total_tokens)]
     if sizes.tp > 1:
