@@ -84,7 +84,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def serve(folder: Path, name: str, drafter: str | None = None, **env: str) -> Server:
     """A server with two ranks; its oracle file is `oracle-NAME.json`."""
-    more = ["--tp-size", "2"]
+    # What other processes take meanwhile counts as this server's weights.
+    more = ["--tp-size", "2", "--mem-fraction-static", "0.8"]
     if drafter:
         env[oracle.VARIABLE] = str(folder / f"oracle-{name}.json")
         oracle.write_plan(env[oracle.VARIABLE], 0.0, [])
