@@ -128,7 +128,8 @@ def states(arms: dict[str, dict[str, Any]]) -> dict[str, str]:
     return {name: row["state"] for name, row in arms.items()}
 
 
-# Cut to 90 tokens, so compared and not counted.
+# Cut to 90 tokens, so compared and not counted: 2,048 take the interpreter more than
+# ten minutes.
 CUT = ("long-2k", "long-8k", "long-32k", "long-128k", "long-repeat")
 NOT_STARTED = ("rejected", "widths", "restart")
 # Six tokens seldom reach an end or outlast a neighbour, the prefills are cut, and the
@@ -166,31 +167,16 @@ def test_full_suite(pair: Pair) -> None:
     assert "below 9.4 %" in arms["repeats"]["failure_bound"]
 
 
-def test_long_prompt_in_full(pair: Pair) -> None:
-    """2,048 tokens, so this one counts; and the plain server against its record."""
-    one = ("--num-prompts", "1", "--max-new-tokens", "8")
-    plain = pair.server("plain").url
-    done = command(
-        pair.folder,
-        *("record", "--base-url", plain, "--arms", "long-2k,plain-in-flight-8"),
-        *("--output-file", "long.jsonl", *one),
-    )
-    assert done.returncode == 0, done.stderr
-    plan(pair.folder, "long.jsonl", 0.6)
-    spec = pair.server("spec", 4)
-    status, arms = pair.verify(
-        spec.url,
-        *("--reference", "long.jsonl", "--arms", "long-2k", *one),
-        *("--output-file", "long-run.jsonl"),
-    )
-    assert (status, states(arms)) == (0, {"long-2k": "verified"}), arms
+def test_plain_server_against_its_record(pair: Pair) -> None:
+    """No speculation on either side: the control, from a file."""
     names = "plain-repeat,plain-in-flight-8"
     status, arms = pair.verify(
-        plain,
-        *("--reference", "long.jsonl", "--arms", names, *one),
+        pair.server("plain").url,
+        *("--reference", "plain.jsonl", "--arms", names, *SCALE),
         *("--output-file", "plain-run.jsonl"),
     )
     assert (status, set(states(arms).values())) == (0, {"verified"}), arms
+    assert arms["plain-in-flight-8"]["compared"] == 16
 
 
 class Restarter:
