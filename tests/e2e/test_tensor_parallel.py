@@ -30,7 +30,7 @@ VOCAB = 512
 TOKENS = 6
 RATE = 0.7
 TOP = 4
-START_S = 400.0
+START_S = 600.0
 """Two ranks and their launcher start at once on what cores there are."""
 PENALTY = {"frequency_penalty": 1.5}
 PROMPTS = make_prompts((9, 14, 11, 12), VOCAB)
