@@ -5,7 +5,7 @@
         [--lengths 2048,32768] [--batch-sizes 1,8] [--steps 0:2048,32768:8192] [--tune]
 
 Parts: `sweep` tries prefill tiles (bits at several cuts, error, time); `gathered` tiles
-for a copy of the keys, `specialised` (only if named) a kernel whose warps specialise;
+for a copy of the keys, `specialised` (only if named) sm90's own kernel on a copy;
 `prefill` times prefill steps (prefix:tokens) of ours, of the host's deterministic
 kernel and of its default; `attention` times decode and verify rows; `gdn` a verify
 block against one decode step. `--tune` adds other tiles and splits of decode_attention,
@@ -98,7 +98,7 @@ def bench_gdn(batch_sizes: list[int], budget: Budget) -> Iterator[dict[str, Any]
 
 PARTS = ("sweep", "gathered", "prefill", "attention", "gdn")
 MORE_PARTS = ("specialised", "tune")
-"""Run only when named: a kernel that could hang belongs in a process of its own."""
+"""Run only when named: the first could hang and belongs in a process of its own."""
 
 
 def numbers(text: str) -> list[int]:

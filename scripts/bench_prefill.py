@@ -229,19 +229,27 @@ class Copying:
 def sweep_gathered(
     shape: Shape, steps: list[tuple[int, int]], device: str, budget: Budget
 ) -> Iterator[dict[str, Any]]:
-    """Every tile for a copy of the keys, the product's own first."""
+    """Every tile for a copy of the keys, without the kernel of sm90's own.
+
+    product: whether the product would run it for these heads.
+    """
     key = arch.capability(torch.device(device)) or 90
-    kept = prefill._DENSE_TILES.get(key)
+    kept, rule = prefill._DENSE_TILES.get(key), prefill._specialises
+    served = torch.empty(0, dtype=torch.bfloat16, device=device)
+    replaced = rule(served, shape.dim)
     for candidate in GATHERED[key]:
         if not budget.allows(f"gathering sweep of {candidate}"):
             continue
         tile = prefill._Tile(*candidate)
         prefill._DENSE_TILES[key] = tile
-        entry: dict[str, Any] = {"tile": list(tile), "product": tile == kept}
+        product = tile == kept and not replaced
+        entry: dict[str, Any] = {"tile": list(tile), "product": product}
+        prefill._specialises = lambda *_: False
         try:
             for part in measure(shape, steps, device, Copying()):
                 entry |= part
         finally:
+            prefill._specialises = rule
             del prefill._DENSE_TILES[key]
             if kept is not None:
                 prefill._DENSE_TILES[key] = kept
@@ -252,17 +260,16 @@ def sweep_gathered(
 def specialised(
     shape: Shape, steps: list[tuple[int, int]], device: str, budget: Budget
 ) -> Iterator[dict[str, Any]]:
-    """The variant with specialised warps; sm90 only."""
-    if device == "cpu" or torch.cuda.get_device_capability()[0] != 9:
-        budget.left_out.append("specialised: needs sm90")
+    """The product on a copy of the keys in every step; sm90 only."""
+    query = torch.empty(0, dtype=torch.bfloat16, device=device)
+    if not prefill._specialises(query, shape.dim):
+        budget.left_out.append("specialised: needs sm90 and head_dim 256")
         return
-    import bench_specialised
-
     entry: dict[str, Any] = {}
-    for part in measure(shape, steps, device, bench_specialised.specialised_attention):
+    for part in measure(shape, steps, device, Copying()):
         entry |= part
         show(part)
-        yield entry
+    yield entry
 
 
 def best(entries: list[dict[str, Any]]) -> list[int] | None:

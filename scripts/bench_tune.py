@@ -48,8 +48,8 @@ class Candidate(NamedTuple):
 
     @property
     def name(self) -> str:
-        block_n, warps, stages, programs, runs = self.tile
-        text = f"n{block_n} w{warps} s{stages} p{programs} r{runs}"
+        block_n, warps, stages, programs = self.tile
+        text = f"n{block_n} w{warps} s{stages} p{programs}"
         return f"{text} {'/'.join(map(str, self.tiers))}"
 
 
@@ -60,16 +60,13 @@ _D = Tiers(8192, 512, 32768, 1024, 2048)
 _tile = attention._Tile
 # What a program takes is known ahead of time at head_dim 256: two programs of 4 warps
 # share a multiprocessor of sm90 (32 keys and two buffers, or 16 and four: 97 KiB) and
-# hide each other's start and end of a split. runs above 1 walks splits in one loop,
-# for 64 KiB more.
+# hide each other's start and end of a split.
 CANDIDATES = {
     90: [
         *(Candidate(_tile(64, 8, 5, 1), t) for t in (_A, _B, _C, _D)),
         *(Candidate(_tile(32, 4, 3, 2), t) for t in (_A, _B, _C, _D)),
         *(Candidate(_tile(16, 4, 7, 2), t) for t in (_A, _C)),
         Candidate(_tile(32, 8, 7, 1), _C),
-        *(Candidate(_tile(64, 8, 3, 1, 8), t) for t in (_A, _C)),
-        Candidate(_tile(32, 8, 5, 1, 8), _A),
     ],
     120: [
         Candidate(_tile(16, 8, 7, 1), _A),

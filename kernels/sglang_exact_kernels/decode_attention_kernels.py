@@ -43,40 +43,14 @@ def _split_start(
 
 
 @triton.jit
-def _store_part(
-    p_acc,
-    p_stat,
-    s,
-    row_max,
-    row_sum,
-    acc,
-    used,
-    DV: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-):
-    """Partial of split `s`; p_acc, p_stat [BLOCK_M] point to split 0 of each row."""
-    offs_dv = tl.arange(0, BLOCK_DV)
-    tl.store(
-        (p_acc + s * DV)[:, None] + offs_dv[None, :],
-        acc,
-        mask=used[:, None] & (offs_dv < DV)[None, :],
-    )
-    tl.store(p_stat + s * 2, row_max, mask=used)
-    tl.store(p_stat + s * 2 + 1, row_sum, mask=used)
-
-
-@triton.jit
-def _attend_splits(
+def _attend_split(
     q_tile,
     limit,
     begin,
     prefix,
     block_limit,
-    s,
-    run,
-    valid,
-    p_acc,
-    p_stat,
+    first,
+    last,
     k_head,
     v_head,
     kv_indices,
@@ -90,24 +64,8 @@ def _attend_splits(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
-    RUNS: tl.constexpr,
-    END_0: tl.constexpr,
-    KEYS_0: tl.constexpr,
-    END_1: tl.constexpr,
-    KEYS_1: tl.constexpr,
-    KEYS_2: tl.constexpr,
 ):
-    """Partials of splits s .. s + run - 1: maximum of raw scores, sum, accumulator.
-
-    One loop over all of their tiles, so that loads stay in flight between splits; each
-    split starts from the same values wherever it lies in the loop.
-    """
-    first = _split_start(s, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
-    end = _split_start(s + 1, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
-    last = end
-    if RUNS > 1:
-        last = _split_start(s + run, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
-    last = tl.minimum(last, block_limit)
+    """Running maximum (of raw scores), sum and accumulator over keys first .. last."""
     offs_d = tl.arange(0, BLOCK_D)
     offs_dv = tl.arange(0, BLOCK_DV)
     row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
@@ -144,20 +102,7 @@ def _attend_splits(
         row_sum = tl.fma(row_sum, rescale, tl.sum(p, 1))
         acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None])
         row_max = new_max
-        if RUNS > 1:
-            ahead = n + BLOCK_N
-            if (ahead >= end) | (ahead >= last):
-                used = valid & (limit > first)
-                _store_part(p_acc, p_stat, s, row_max, row_sum, acc, used, DV, BLOCK_DV)
-                row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-                row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
-                acc = tl.zeros([BLOCK_M, BLOCK_DV], dtype=tl.float32)
-                s += 1
-                first = end
-                end = _split_start(s + 1, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
-    if RUNS == 1:
-        used = valid & (limit > first)
-        _store_part(p_acc, p_stat, s, row_max, row_sum, acc, used, DV, BLOCK_DV)
+    return row_max, row_sum, acc
 
 
 # Not specialised: what differs between plain and speculative servers (or between eager
@@ -198,7 +143,6 @@ def attend_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     MAX_BS: tl.constexpr,
-    RUNS: tl.constexpr,
     END_0: tl.constexpr,
     KEYS_0: tl.constexpr,
     END_1: tl.constexpr,
@@ -211,22 +155,16 @@ def attend_kernel(
     lengths = tl.load(kv_indptr + offs_r + 1, mask=live, other=0) - begins
     lengths += tl.where(live, tail, 0)
     counts = _splits_of(lengths, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
+    ends = tl.cumsum(counts, 0)
     chunks = tl.cdiv(T * GROUP, BLOCK_M)
     lanes = HKV * chunks
-    # Splits that one program attends to in a row: who does a split moves no bit.
-    run = 1
-    if RUNS > 1:
-        share = tl.sum(counts, 0) * lanes // (tl.num_programs(0) * 4)
-        run = tl.minimum(tl.maximum(share, 1), RUNS)
-        counts = tl.cdiv(counts, run)
-    ends = tl.cumsum(counts, 0)
     total = tl.sum(counts, 0)
 
     for item in range(tl.program_id(0), total * lanes, tl.num_programs(0)):
         # Last splits first: they are the long ones.
         work = total - 1 - item // lanes
         r = tl.sum((ends <= work).to(tl.int32), 0)
-        s = (work - tl.sum(tl.where(offs_r < r, counts, 0), 0)) * run
+        s = work - tl.sum(tl.where(offs_r < r, counts, 0), 0)
         kv_head = (item % lanes) // chunks
         chunk = item % chunks
 
@@ -239,6 +177,9 @@ def attend_kernel(
         limit = tl.where(valid, prefix + tl.minimum(position + 1, tail), 0)
         last_position = tl.minimum(T, (chunk * BLOCK_M + BLOCK_M - 1) // GROUP + 1)
         block_limit = prefix + tl.minimum(last_position, tail)
+        first = _split_start(s, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
+        last = _split_start(s + 1, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
+
         row = (r * T + position).to(tl.int64)
         offs_d = tl.arange(0, BLOCK_D)
         q_tile = tl.load(
@@ -249,17 +190,14 @@ def attend_kernel(
             mask=valid[:, None] & (offs_d < D)[None, :],
             other=0.0,
         )
-        _attend_splits(
+        row_max, row_sum, acc = _attend_split(
             q_tile,
             limit,
             begin.to(tl.int64),
             prefix,
             block_limit,
-            s,
-            run,
-            valid,
-            part_acc + row * stride_acc_row + head * stride_acc_head,
-            part_stat + row * stride_stat_row + head * stride_stat_head,
+            first,
+            tl.minimum(last, block_limit),
             k_buffer + kv_head.to(tl.int64) * stride_k_head,
             v_buffer + kv_head.to(tl.int64) * stride_v_head,
             kv_indices,
@@ -273,13 +211,18 @@ def attend_kernel(
             BLOCK_N,
             BLOCK_D,
             BLOCK_DV,
-            RUNS,
-            END_0,
-            KEYS_0,
-            END_1,
-            KEYS_1,
-            KEYS_2,
         )
+        used = valid & (limit > first)
+        offs_dv = tl.arange(0, BLOCK_DV)
+        p_acc = part_acc + row * stride_acc_row + head * stride_acc_head + s * DV
+        tl.store(
+            p_acc[:, None] + offs_dv[None, :],
+            acc,
+            mask=used[:, None] & (offs_dv < DV)[None, :],
+        )
+        p_stat = part_stat + row * stride_stat_row + head * stride_stat_head + s * 2
+        tl.store(p_stat, row_max, mask=used)
+        tl.store(p_stat + 1, row_sum, mask=used)
 
 
 @triton.jit(

@@ -28,8 +28,12 @@ def compile_kernel(
     num_warps: int,
     num_stages: int,
     multiples_of_16: Iterable[str] = (),
+    source_class: Any = ASTSource,
 ) -> Any:
-    """Triton's compiled kernel for `capability`; pointers are 16-byte aligned."""
+    """Triton's compiled kernel for `capability`; pointers are 16-byte aligned.
+
+    source_class: GluonASTSource for kernels in Gluon.
+    """
     names = list(kernel.arg_names)
     full = {name: signature.get(name, "constexpr") for name in names}
     aligned = {n for n, kind in signature.items() if kind.startswith("*")}
@@ -37,7 +41,7 @@ def compile_kernel(
         (names.index(name),): [["tt.divisibility", 16]]
         for name in aligned | set(multiples_of_16)
     }
-    source = ASTSource(
+    source = source_class(
         fn=kernel,
         signature=full,
         constexprs={(names.index(k),): v for k, v in constants.items()},

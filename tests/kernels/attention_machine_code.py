@@ -53,7 +53,6 @@ def attend(
             "BLOCK_D": triton.next_power_of_2(dim),
             "BLOCK_DV": triton.next_power_of_2(dim),
             "MAX_BS": attention._MAX_BS,
-            "RUNS": tile.runs,
             **attention._TIERS,
         },
         capability,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile prefill_attention for sm90 and sm120 and print what it takes, as JSON.
 
-"copied" entries are the kernel that works on a copy of the keys.
+"copied" entries are kernels that work on a copy of the keys, "specialised" is sm90's.
 
 Run as a script, in a process without TRITON_INTERPRET. For each shape: bytes of shared
 memory, and per loop that multiplies, loads and stores of spilled registers.
@@ -16,8 +16,10 @@ from typing import Any
 
 import aot
 import triton
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from sglang_exact_kernels import prefill_attention as prefill
+from sglang_exact_kernels import prefill_attention_sm90 as sm90
 
 SHAPES = {"27b": (6, 256), "gqa128": (4, 128), "mha64": (1, 64)}
 STRIDES = tuple(
@@ -89,6 +91,46 @@ def compiled_dense(capability: int, shape: str, sass: bool) -> Any:
     )
 
 
+def compiled_sm90(sass: bool) -> Any:
+    group, dim = SHAPES["27b"]
+    strides = (*STRIDES[:2], *STRIDES[-2:])
+    box = f"tensordesc<bf16[{sm90.BLOCK_N},{dim}],{sm90._shared_layout()!r}>"
+    compile_kernel = aot.compile_sass if sass else aot.compile_kernel
+    return compile_kernel(
+        sm90._kernel,
+        {
+            **dict.fromkeys(("q", "out"), "*bf16"),
+            **dict.fromkeys(("k_desc", "v_desc"), box),
+            **dict.fromkeys(("qo_indptr", "kv_indptr"), "*i32"),
+            "scale": "fp32",
+            **dict.fromkeys(("blocks", "rows", *strides), "i32"),
+        },
+        {
+            "GROUP": group,
+            "D": dim,
+            "PAD_ROWS": prefill.PAD,
+            "BLOCK_M": sm90._BLOCK_M,
+            "BLOCK_N": sm90.BLOCK_N,
+            "STAGES": sm90._STAGES,
+        },
+        90,
+        num_warps=4,
+        num_stages=1,
+        multiples_of_16=strides,
+        source_class=GluonASTSource,
+    )
+
+
+def unguarded_arrivals(ptx: str) -> int:
+    """Arrivals that no bar.sync of the warp group directly precedes.
+
+    Without one a tile may be overwritten that another warp of the group still reads.
+    """
+    steps = re.findall(r"\bbar\.sync\b|mbarrier\.arrive\.shared", ptx)
+    pairs = zip(["", *steps], steps, strict=False)
+    return sum(b.startswith("mbarrier") and a != "bar.sync" for a, b in pairs)
+
+
 def loop_spills(sass: str) -> list[int]:
     """LDL and STL in each innermost loop that holds tensor core instructions."""
     lines = sass.splitlines()
@@ -120,6 +162,16 @@ def main() -> None:
         )
         for capability in tiles
         for shape in SHAPES
+    }
+    specialised = compiled_sm90(False)
+    found["27b specialised sm90"] = {
+        "shared": specialised.metadata.shared,
+        "spills": loop_spills(compiled_sm90(True)),
+        "unguarded": unguarded_arrivals(specialised.asm["ptx"]),
+        "unguarded_control": unguarded_arrivals(
+            specialised.asm["ptx"].replace("bar.sync", "")
+        ),
+        "same_keys": prefill._TILES[90].block_n == sm90.BLOCK_N,
     }
     sys.stdout.write(json.dumps(found) + "\n")
 

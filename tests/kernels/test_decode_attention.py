@@ -262,22 +262,6 @@ def test_row_subset_invariance_can_fail(
 
 
 @pytest.mark.usefixtures("short_tiers")
-def test_splits_in_one_loop_keep_the_bits(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """How many splits a program walks in a row depends on the batch; no bit does."""
-    case = make_case(SMALL, [2000, 1500, 450], 2, device, seed=16)
-    alone = case.verify([2])[0]
-    tiles = {
-        k: tile._replace(runs=8, num_stages=3) for k, tile in module._TILES.items()
-    }
-    monkeypatch.setattr(module, "_TILES", tiles)
-    together = case.verify()
-    assert_same_bits(case.verify([2])[0], together[2], "beside others")
-    assert_same_bits(alone, together[2], "one split at a time")
-
-
-@pytest.mark.usefixtures("short_tiers")
 def test_context_bound_does_not_change_bits(device: torch.device) -> None:
     case = make_case(SMALL, [33, 300], 2, device, seed=8)
     assert_same_bits(case.verify(), case.verify(max_context_len=5000))

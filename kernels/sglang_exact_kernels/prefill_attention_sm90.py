@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prefill variant for sm90 whose warps specialise: one loads, two groups compute.
+"""The sm90 kernel of `prefill_attention` on a copy of the keys: bf16, head_dim 256.
 
-Not served, and not for the interpreter. Keys are copied as prefill_attention does; a
-warp keeps K and V tiles coming by TMA, two warp groups of 64 rows each run QK of the
-next tile and PV of this one while they take the exponentials. Order of sums as in
-`prefill_attention`.
+Warps are specialised: one keeps K and V tiles coming by TMA; two groups of 64 rows each
+run QK of the next tile beside PV of this one. Order of sums as in the other kernels of
+`prefill_attention`, which states the contract; row numbers of the copy stay below
+2**31, byte offsets are 64 bits. Written in Gluon: import it only where it runs.
 """
 
 from __future__ import annotations
@@ -22,16 +22,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from sglang_exact_kernels import prefill_attention as prefill
+from sglang_exact_kernels.prefill_attention_kernels import PAD
 
-BLOCK_M, BLOCK_N, DIM, STAGES = 128, 64, 256, 2
-HALF = BLOCK_M // 2
+__all__ = ["BLOCK_N", "launch"]
+
+BLOCK_N = 64
+"""Keys per tile: decides bits, so it is `prefill_attention`'s."""
+
+# Two stages of 64 KiB and q's 64 KiB are what 227 KiB hold.
+_BLOCK_M, _STAGES = 128, 2
+_LOG2_E = 1.4426950408889634
 
 
 @gluon.jit
-def _load(
-    k_desc, v_desc, base, tiles, k_tiles, v_tiles, k_ready, v_ready, k_free, v_free
-):
+def _load(k_desc, v_desc, base, tiles, ring):
+    k_tiles, v_tiles, k_ready, v_ready, k_free, v_free = ring
     STAGES: gl.constexpr = k_tiles.shape[0]
     N: gl.constexpr = k_tiles.shape[1]
     for j in range(tiles):
@@ -70,12 +75,7 @@ def _tile(
     row_sum,
     q,
     limit,
-    k_tiles,
-    v_tiles,
-    k_ready,
-    v_ready,
-    k_free,
-    v_free,
+    ring,
     scale,
     S: gl.constexpr,
     A: gl.constexpr,
@@ -83,6 +83,7 @@ def _tile(
     MASKED: gl.constexpr,
 ):
     """QK of tile j beside PV of tile j - 1."""
+    k_tiles, v_tiles, k_ready, v_ready, k_free, v_free = ring
     STAGES: gl.constexpr = k_tiles.shape[0]
     N: gl.constexpr = k_tiles.shape[1]
     s, phase = j % STAGES, (j // STAGES) & 1
@@ -107,27 +108,11 @@ def _tile(
 
 
 @gluon.jit
-def _compute(
-    first_row,
-    prefix,
-    tokens,
-    q_begin,
-    kv_head,
-    tiles,
-    whole,
-    q,
-    k_tiles,
-    v_tiles,
-    k_ready,
-    v_ready,
-    k_free,
-    v_free,
-    out,
-    stride_out_row,
-    stride_out_head,
-    scale,
-    GROUP: gl.constexpr,
-):
+def _compute(first_row, span, q, ring, to, GROUP: gl.constexpr):
+    """Rows first_row .. first_row + M - 1 of (token, head), over all their tiles."""
+    k_tiles, v_tiles, k_ready, v_ready, k_free, v_free = ring
+    prefix, tokens, q_begin, kv_head, tiles, whole = span
+    out, stride_out_row, stride_out_head, scale = to
     N: gl.constexpr = k_tiles.shape[1]
     D: gl.constexpr = k_tiles.shape[2]
     M: gl.constexpr = q.shape[0]
@@ -154,45 +139,11 @@ def _compute(
     p = gl.convert_layout(weights.to(gl.bfloat16), P)
     for j in range(1, whole):
         acc, p, row_max, row_sum = _tile(
-            j,
-            acc,
-            p,
-            row_max,
-            row_sum,
-            q,
-            limit,
-            k_tiles,
-            v_tiles,
-            k_ready,
-            v_ready,
-            k_free,
-            v_free,
-            scale,
-            S,
-            A,
-            P,
-            False,
+            j, acc, p, row_max, row_sum, q, limit, ring, scale, S, A, P, False
         )
     for j in range(gl.maximum(whole, 1), tiles):
         acc, p, row_max, row_sum = _tile(
-            j,
-            acc,
-            p,
-            row_max,
-            row_sum,
-            q,
-            limit,
-            k_tiles,
-            v_tiles,
-            k_ready,
-            v_ready,
-            k_free,
-            v_free,
-            scale,
-            S,
-            A,
-            P,
-            True,
+            j, acc, p, row_max, row_sum, q, limit, ring, scale, S, A, P, True
         )
     t, phase = (tiles - 1) % STAGES, ((tiles - 1) // STAGES) & 1
     mbarrier.wait(v_ready.index(t), phase)
@@ -201,18 +152,22 @@ def _compute(
     value = acc / gl.convert_layout(row_sum, gl.SliceLayout(1, A))[:, None]
     offs = first_row + gl.arange(0, M, gl.SliceLayout(1, A))
     row = (q_begin + gl.minimum(offs // GROUP, tokens - 1)).to(gl.int64)
-    to = out + row * stride_out_row + (kv_head * GROUP + offs % GROUP) * stride_out_head
+    p_out = out + row * stride_out_row
+    p_out += (kv_head * GROUP + offs % GROUP) * stride_out_head
     offs_d = gl.arange(0, D, gl.SliceLayout(0, A))
     valid = (offs < tokens * GROUP)[:, None]
     gl.store(
-        to[:, None] + offs_d[None, :],
+        p_out[:, None] + offs_d[None, :],
         value.to(gl.bfloat16),
         mask=valid & (offs_d < D)[None, :],
     )
 
 
-@gluon.jit(do_not_specialize=["blocks"])
-def specialised_kernel(
+@gluon.jit(
+    do_not_specialize=["blocks", "rows"],
+    do_not_specialize_on_alignment=["qo_indptr", "kv_indptr"],
+)
+def _kernel(
     q,
     k_desc,
     v_desc,
@@ -279,60 +234,12 @@ def specialised_kernel(
             mbarrier.init(v_free.index(s), count=2)
         fence_async_shared()
 
-        upper = (
-            first_row,
-            prefix,
-            tokens,
-            q_begin,
-            kv_head,
-            tiles,
-            whole,
-            q_tiles.index(0),
-            k_tiles,
-            v_tiles,
-            k_ready,
-            v_ready,
-            k_free,
-            v_free,
-            out,
-            stride_out_row,
-            stride_out_head,
-            scale,
-            GROUP,
-        )
-        lower = (
-            first_row + M,
-            prefix,
-            tokens,
-            q_begin,
-            kv_head,
-            tiles,
-            whole,
-            q_tiles.index(1),
-            k_tiles,
-            v_tiles,
-            k_ready,
-            v_ready,
-            k_free,
-            v_free,
-            out,
-            stride_out_row,
-            stride_out_head,
-            scale,
-            GROUP,
-        )
-        loads = (
-            k_desc,
-            v_desc,
-            base,
-            tiles,
-            k_tiles,
-            v_tiles,
-            k_ready,
-            v_ready,
-            k_free,
-            v_free,
-        )
+        ring = (k_tiles, v_tiles, k_ready, v_ready, k_free, v_free)
+        span = (prefix, tokens, q_begin, kv_head, tiles, whole)
+        to = (out, stride_out_row, stride_out_head, scale)
+        upper = (first_row, span, q_tiles.index(0), ring, to, GROUP)
+        lower = (first_row + M, span, q_tiles.index(1), ring, to, GROUP)
+        loads = (k_desc, v_desc, base, tiles, ring)
         gl.warp_specialize(
             [(_compute, upper), (_compute, lower), (_load, loads)],
             [4, 1],
@@ -340,54 +247,52 @@ def specialised_kernel(
         )
 
 
-def layout():
+def _shared_layout() -> gl.NVMMASharedLayout:
+    """Of tiles of K, V and q: rows of bf16, swizzled by 128 bytes."""
     return gl.NVMMASharedLayout(128, 16, 2)
 
 
-def specialised_attention(
+def launch(
     q: torch.Tensor,
-    k_buffer: torch.Tensor,
-    v_buffer: torch.Tensor,
     out: torch.Tensor,
-    *,
     qo_indptr: torch.Tensor,
     kv_indptr: torch.Tensor,
-    kv_indices: torch.Tensor,
-    out_cache_loc: torch.Tensor,
+    dense: torch.Tensor,
     max_extend_len: int,
     sm_scale: float,
 ) -> None:
-    """As `prefill_attention`, for bf16 and head_dim 256; copies the keys first."""
-    bs = qo_indptr.numel() - 1
-    kv_heads, dim = k_buffer.shape[1:]
+    """Attend to the copy in `dense` [2, kv_heads, rows, 256], already checked.
+
+    q, out [tokens, q_heads, 256] bf16; the other arguments as `prefill_attention`.
+    """
+    kv_heads, rows, dim = dense.shape[1:]
     group = q.shape[1] // kv_heads
-    keys = kv_indices.numel() + len(q)
-    dense = q.new_empty(prefill.dense_shape(keys, bs, kv_heads, dim))
-    call = prefill._Call(
-        q, k_buffer, v_buffer, out, qo_indptr, kv_indptr, kv_indices, out_cache_loc
+    blocks = triton.cdiv(max_extend_len * group, _BLOCK_M)
+    k_desc, v_desc = (
+        TensorDescriptor.from_tensor(
+            half.view(kv_heads * rows, dim),
+            [BLOCK_N, dim],
+            _shared_layout(),
+        )
+        for half in dense
     )
-    prefill._gather(call, dense)
-    rows = dense.shape[2]
-    flat = dense.view(2, kv_heads * rows, dim)
-    blocks = triton.cdiv(max_extend_len * group, BLOCK_M)
-    box = [BLOCK_N, dim]
-    specialised_kernel[(blocks, kv_heads, bs)](
+    _kernel[(blocks, kv_heads, qo_indptr.numel() - 1)](
         q,
-        TensorDescriptor.from_tensor(flat[0], box, layout()),
-        TensorDescriptor.from_tensor(flat[1], box, layout()),
+        k_desc,
+        v_desc,
         out,
         qo_indptr,
         kv_indptr,
-        sm_scale * 1.4426950408889634,
+        sm_scale * _LOG2_E,
         blocks,
         rows,
         *q.stride()[:2],
         *out.stride()[:2],
         GROUP=group,
         D=dim,
-        PAD_ROWS=prefill.PAD,
-        BLOCK_M=BLOCK_M,
+        PAD_ROWS=PAD,
+        BLOCK_M=_BLOCK_M,
         BLOCK_N=BLOCK_N,
-        STAGES=STAGES,
+        STAGES=_STAGES,
         num_warps=4,
     )
