@@ -107,6 +107,7 @@ class Plain:
         self.folder, self.models = folder, models
         self.record = folder / "plain.jsonl"
         self.prompts = dict(PROMPTS)
+        self.seen: dict[frozenset[str], tuple[int, dict[str, Any]]] = {}
         with _server(models, Control(DIVERGED, drafter=None, server="text")) as server:
             first = self._recorded(server.url, "first.jsonl", ["greedy-b"], 10)
             answer = next(iter(first.values()))
@@ -260,10 +261,14 @@ def verify_with_hook_off(
 @pytest.mark.parametrize("name", SHOWN)
 def test_hook_off_on_the_engine(plain: Plain, name: str) -> None:
     control = CONTROLS[name]
-    status, found = verify_with_hook_off(plain, name, control)
+    # Two locks on one door are off together, whichever is asked for: run once.
+    off = frozenset((name, *control.also))
+    if off not in plain.seen:
+        plain.seen[off] = verify_with_hook_off(plain, name, control)
+    status, found = plain.seen[off]
     shown = json.dumps(found["arms"], indent=1)
     assert found["arms"][0]["state"] == control.ends, shown
     assert status == (1 if control.ends == DIVERGED else 2), shown
     tested = found["provenance"]["servers"][0]
     attested = tested["exact"]["test_settings"]["disabled_hooks"]
-    assert attested == [name, *control.also]
+    assert set(attested) == off
