@@ -165,6 +165,18 @@ def text_of(reasons: Sequence[Reason]) -> str:
     return "\n".join([HEADLINE, *(f"  - {reason}" for reason in reasons)])
 
 
+def _strip(req: Any) -> None:
+    """A refused request still runs one prefill: nothing that could fail goes along."""
+    req.custom_logit_processor = None
+    req.sampling_params.logit_bias = None
+    req.lora_id = None
+    req.token_indices_to_pool = None
+    req.multi_item_delimiter_indices = None
+    req.input_embeds = None
+    req.return_hidden_states = False
+    req.return_sampling_mask = False
+
+
 def check_request(self: Any, req: Any, is_retracted: bool = False) -> None:
     """Before Scheduler._add_request_to_queue: end it with a 400, or let it pass."""
     if is_retracted or req.to_finish is not None or req.finished():
@@ -172,6 +184,7 @@ def check_request(self: Any, req: Any, is_retracted: bool = False) -> None:
     reasons = request_reasons(req)
     if reasons:
         req.set_finish_with_abort(text_of(reasons))
+        _strip(req)
         return
     if req.sampling_params.top_k <= 1:
         req.sampling_params.temperature = 1.0

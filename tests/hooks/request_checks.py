@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 VOCAB, WIDTH = 96, 4
+BAD = float("inf")
 
 
 def _settings(**given: Any) -> Any:
@@ -731,6 +732,31 @@ def check_refusals_name_every_reason() -> None:
     assert requests.request_reasons(_request()) == []
 
 
+def check_refused_request_ends_no_batch() -> None:
+    """The host still forms a batch with it; its processor must not be loaded there."""
+    from sglang_exact.hooks import requests
+
+    for given in ({"processor": '{"callable": "00"}'}, {"logit_bias": {"3": BAD}}):
+        req = _request(**given)
+        assert requests.request_reasons(req)
+        requests.check_request(None, req)
+        assert req.to_finish is not None
+        info, batch = _info([req])
+        assert not info.has_custom_logit_processor
+        assert info.logit_bias is None
+        del batch
+
+
+def control_refused_request_ends_the_batch_in_the_host() -> None:
+    req = _request(processor='{"callable": "00"}')
+    try:
+        _info([req])
+    except Exception as error:  # noqa: BLE001
+        assert "invalid load key" in str(error), error
+        return
+    raise AssertionError("expected the host to fail")
+
+
 def check_greedy_request_has_temperature_one() -> None:
     from sglang_exact.hooks import requests
 
@@ -835,7 +861,10 @@ def _context() -> None:
     eagle_utils.get_spec = lambda: SimpleNamespace(
         speculative_use_rejection_sampling=False
     )
+    from sglang.srt.managers import schedule_batch
     from sglang.srt.sampling import sampling_batch_info
+
+    schedule_batch.get_parallel = lambda: SimpleNamespace(tp_rank=1)
 
     def exec_settings() -> Any:
         return SimpleNamespace(
