@@ -186,7 +186,12 @@ def program(command: Command) -> tuple[str, ...] | None:
         return (sys.executable, "-m", "sglang_exact", *names)
     if words[0].startswith("scripts/"):
         text = (ROOT / words[0]).read_text(encoding="utf-8")
-        return None if "bash" in text.splitlines()[0] else (sys.executable, words[0])
+        if "bash" in text.splitlines()[0]:
+            return None
+        script = (sys.executable, words[0])
+        choices = re.search(r"\{([a-z,-]+)\}", help_of(*script))
+        known = choices[1].split(",") if choices else []
+        return (*script, *(word for word in words[1:2] if word in known))
     if words[:2] == ["python", "-m"] and words[2] in MODULES:
         return (sys.executable, "-W", "ignore", "-m", words[2])
     return None
