@@ -24,8 +24,8 @@ TITLE = "random ids"
 LONG = 32768
 """Prompt tokens from which a prompt is asked once: its prefill takes most time."""
 SEED = 42
-# The host's own choice where the overlay fixes one.
-_OVERLAY_ONLY = (("--attention-backend", 2), ("--disable-prefill-cuda-graph", 1))
+# What the overlay fixes and the host alone may choose.
+_BACKEND, _NO_PREFILL_GRAPHS = "--attention-backend", "--disable-prefill-cuda-graph"
 
 
 class Role(NamedTuple):
@@ -144,8 +144,9 @@ class Place(NamedTuple):
         device: "cuda" or "cpu" for a rehearsal.
         layers: of the target.
         mem_fraction: the host's --mem-fraction-static.
-        host_backends: "own" lets the host alone choose its attention backend and
-            prefill graphs, "same" gives it the overlay's.
+        host_backends: "own" lets stock plain decoding choose its attention backend and
+            prefill graphs, "same" gives it the overlay's. Stock speculation always has
+            the overlay's: the oracle was proven there.
     """
 
     folder: Path
@@ -183,11 +184,11 @@ class Place(NamedTuple):
         sizes = ServerSizes(self.layers, context, self.mem_fraction)
         folder = draft.parent if draft is not None else self.folder
         flags = proof_arms.server_flags(arm, folder, sizes)
-        if arm.mode == "stock" and self.host_backends == "own":
-            for name, words in _OVERLAY_ONLY:
-                at = flags.index(name)
-                del flags[at : at + words]
-        return flags
+        if arm.mode != "stock":
+            return flags
+        if self.host_backends == "own" and arm.drafter is None:
+            return [flag for flag in flags if flag != _NO_PREFILL_GRAPHS]
+        return flags if _BACKEND in flags else [*flags, _BACKEND, "triton"]
 
 
 def greedy(request: Request, new_tokens: int) -> Request:

@@ -264,6 +264,9 @@ def test_flags_on_a_gpu(tmp_path: Path) -> None:
         host = place._replace(host_backends=backends)
         flags = host.flags(roles["host-plain"], bench_arms.GPU)
         assert ("--attention-backend" in flags) is there
+        assert ("--disable-prefill-cuda-graph" in flags) is there
+        spec = host.flags(roles["host-dflash2"], bench_arms.GPU)
+        assert spec[spec.index("--attention-backend") + 1] == "triton"
         assert "--disable-radix-cache" in flags
 
 
