@@ -182,7 +182,7 @@ REFUSED = (
     _refused("beam_width", sampling_params={"beam_width": 2}),
     _refused("input_embeds", input_ids=None, input_embeds=[[0.0] * 64] * 3),
     _refused("custom_logit_processor", custom_logit_processor='{"callable": "00"}'),
-    _refused("logit_bias", sampling_params={"logit_bias": {"5": float("inf")}}),
+    _refused("JSON", sampling_params={"logit_bias": {"5": float("inf")}}),
     _refused("rank", routed_dp_rank=1),
     _refused("thinking", require_reasoning=True, max_thinking_tokens=2),
 )

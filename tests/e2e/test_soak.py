@@ -172,6 +172,7 @@ class Log:
         self._began = time.monotonic()
         self._file = Path(REPORT).with_suffix(".log") if REPORT else None
         if self._file:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
             self._file.unlink(missing_ok=True)
 
     def line(self, phase: str, request: Request, found: Any) -> None:
@@ -382,7 +383,6 @@ def _report(
         "attestation": attested,
     }
     if REPORT:
-        Path(REPORT).parent.mkdir(parents=True, exist_ok=True)
         Path(REPORT).write_text(json.dumps(found, indent=1) + "\n")
     return found
 
