@@ -67,7 +67,7 @@ async def verify(inputs: Inputs, display: DisplayFactory) -> Run:
         header = _header(inputs, plan, fleet)
         if given is not None:
             header["reference_digest"] = _reference_digest(plan, given.references)
-        earlier = _resume(inputs, header)
+        earlier = _resume(inputs, header, fleet)
         references = dict(given.references) if given else {}
         references |= earlier.references if earlier else {}
         done = {r.name: r for r in earlier.results} if earlier else {}
@@ -135,7 +135,7 @@ async def record_reference(inputs: Inputs, display: DisplayFactory) -> list[str]
         _check_reference(fleet)
         plan = _plan(inputs, fleet, None)
         header = _header(inputs, plan, fleet)
-        earlier = _resume(inputs, header)
+        earlier = _resume(inputs, header, fleet)
         references = dict(earlier.references) if earlier else {}
         writer = stack.enter_context(
             record.Writer(inputs.output, append=earlier is not None)
@@ -251,7 +251,9 @@ def _shown(path: Path | None) -> str | None:
     return None if path is None else str(path).encode("utf-8", "replace").decode()
 
 
-def _resume(inputs: Inputs, header: dict[str, Any]) -> record.Contents | None:
+def _resume(
+    inputs: Inputs, header: dict[str, Any], fleet: Fleet
+) -> record.Contents | None:
     if not inputs.resume or not inputs.output.exists():
         return None
     earlier = record.read(inputs.output)
@@ -264,6 +266,13 @@ def _resume(inputs: Inputs, header: dict[str, Any]) -> record.Contents | None:
             ("tool_version", "another version of this tool"),
         )
         if earlier.header.get(key) != header.get(key)
+    ]
+    before = {info.label: info for info in earlier.servers}
+    reasons += [
+        f"{server.label}: {change}"
+        for server in fleet.servers
+        if server.label in before
+        for change in server_facts.changes(before[server.label], server.info)
     ]
     if reasons:
         raise record.RecordError(

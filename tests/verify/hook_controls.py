@@ -156,7 +156,12 @@ CONTROLS: dict[str, Control] = {
         DIVERGED, _CHUNKS, "in-flight-8", drafter=None, flags=_SMALL_CHUNKS
     ),
     "prefill_grid_ignore_eos": Control(
-        DIVERGED, _CHUNKS, "in-flight-8", drafter=None, flags=_SMALL_CHUNKS
+        COULD_NOT_RUN,
+        _CHUNKS,
+        "in-flight-8",
+        drafter=None,
+        flags=_SMALL_CHUNKS,
+        why="prefill_grid_first ends a server that cuts off less than a chunk",
     ),
     "prefill_grid_first": Control(
         ATTESTED, why="looks whether prefill_grid did its work, which it did"
@@ -207,7 +212,9 @@ CONTROLS: dict[str, Control] = {
     "live_changes_state": Control(
         ATTESTED, why="the thresholds it guards belong to a sampler that is replaced"
     ),
-    "requests_check": Control(DIVERGED, ("only-likeliest",), "sampled-neighbours"),
+    "requests_check": Control(
+        DIVERGED, ("only-likeliest", "greedy-a"), "sampled-neighbours", drafter=None
+    ),
     "requests_arrive": Control(
         ATTESTED, why="refuses what has no reference answer: other inputs, cut prompts"
     ),
@@ -243,7 +250,11 @@ CONTROLS: dict[str, Control] = {
     "accept_dflash": Control(DIVERGED, ("seeded",)),
     "accept_dflash_adjust": Control(DIVERGED, ("frequency",)),
     "accept_dspark": Control(DIVERGED, ("seeded",), drafter="dspark"),
-    "accept_dspark_fold": Control(DIVERGED, drafter="dspark"),
+    "accept_dspark_fold": Control(
+        GPU,
+        why="asked only where CUDA graphs hold the acceptance",
+        gpu="penalised answers differ",
+    ),
     "accept_dspark_graph": Control(
         GPU,
         why="asked only where CUDA graphs hold the sampler",

@@ -316,7 +316,7 @@ def test_second_process_with_another_set_up_is_no_restart(tmp_path: Path) -> Non
 def test_resume_refuses_hooks_off_and_another_reference(tmp_path: Path) -> None:
     asyncio.run(against(FakeServer(exact={"version": "1"}), tmp_path))
     off = {"version": "1", "test_settings": {"disabled_hooks": ["stop"]}}
-    with pytest.raises(record.RecordError, match="servers of another set-up"):
+    with pytest.raises(record.RecordError, match="test_settings: None before"):
         asyncio.run(against(FakeServer(exact=off), tmp_path, resume=True))
 
     async def replay(name: str, resume: bool) -> summary.Run:
