@@ -240,7 +240,13 @@ CONTROLS: dict[str, Control] = {
         drafter=None,
         why="sampling_draw refuses a mixed batch without them",
     ),
-    "sampling_draw": Control(DIVERGED, ("top-p",), drafter=None),
+    "sampling_draw": Control(
+        COULD_NOT_RUN,
+        ("top-p",),
+        drafter=None,
+        why="the host compiles its sampler, which cannot hold an interpreted kernel",
+        gpu="answers with top-p differ",
+    ),
     "sampling_custom_processor": Control(
         ATTESTED, why="a processor is a program, which the verifier does not send"
     ),
@@ -260,7 +266,13 @@ CONTROLS: dict[str, Control] = {
         why="asked only where CUDA graphs hold the sampler",
         gpu="seeded answers differ",
     ),
-    "accept_eagle": Control(DIVERGED, ("seeded",), drafter="ngram"),
+    "accept_eagle": Control(
+        COULD_NOT_RUN,
+        ("seeded",),
+        drafter="ngram",
+        why="the host accepts sampled drafts with a CUDA kernel",
+        gpu="seeded answers differ",
+    ),
     "vocab_parallel": Control(
         ATTESTED, why="acts where ranks share the vocabulary; a rehearsal has one rank"
     ),
