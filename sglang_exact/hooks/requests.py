@@ -141,8 +141,13 @@ def _processor_reasons(serialized: str | None) -> list[Reason]:
         return []
     import pickle
 
+    from sglang.srt.sampling import sampling_batch_info
     from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
+    features = sampling_batch_info.get_exec().features
+    if not features.enable_custom_logit_processor:
+        # The host ignores it then, and nothing of a request is unpickled unasked.
+        return []
     broken = (
         *(ValueError, TypeError, KeyError, ImportError, AttributeError, EOFError),
         pickle.UnpicklingError,

@@ -8,12 +8,13 @@ the per-request speculation counters come together.
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 import time
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 import aiohttp
 import orjson
@@ -54,13 +55,26 @@ class Lost(RuntimeError):
 
 
 def redact_url(url: str) -> str:
-    """`url` without user, password and query."""
-    parts = urlsplit(url)
+    """`url` without user, password and query; "***" for what is no address."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "***"
     host = parts.hostname or ""
     if ":" in host:
         host = f"[{host}]"
     port = f":{parts.port}" if parts.port else ""
     return urlunsplit((parts.scheme, host + port, parts.path.rstrip("/"), "", ""))
+
+
+def secrets_of(key: str | None, url: SplitResult) -> tuple[str, ...]:
+    """Every form in which the key, or the login of an address, may come back."""
+    forms = {key or "", url.password or ""}
+    if url.password:
+        user, password = unquote(url.username or ""), unquote(url.password)
+        login = f"{user}:{password}".encode("latin-1", "replace")
+        forms |= {password, base64.b64encode(login).decode()}
+    return tuple(sorted(forms - {""}, key=len, reverse=True))
 
 
 class Client:
@@ -79,7 +93,7 @@ class Client:
         self._base = url.rstrip("/").removesuffix("/v1")
         self.url = redact_url(self._base)
         self._key = key
-        self._password = parts.password
+        self._secrets = secrets_of(key, parts)
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
 
@@ -108,8 +122,8 @@ class Client:
 
     def scrub(self, text: str) -> str:
         """`text` without the API key or the address's password, should it hold one."""
-        for secret in (self._key, self._password):
-            text = text.replace(secret, "***") if secret else text
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
         return text
 
     def _open(self) -> aiohttp.ClientSession:

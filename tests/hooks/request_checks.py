@@ -8,6 +8,7 @@ of every check to "" or to a traceback. `test_requests_in_host.py` runs it once.
 from __future__ import annotations
 
 import json
+import os
 import traceback
 from array import array
 from types import SimpleNamespace
@@ -755,6 +756,35 @@ def control_refused_request_ends_the_batch_in_the_host() -> None:
         assert "invalid load key" in str(error), error
         return
     raise AssertionError("expected the host to fail")
+
+
+def check_no_processor_is_unpickled_unasked() -> None:
+    """A pickle may run anything when it is loaded; this one would leave a mark."""
+    import tempfile
+
+    import dill
+    from sglang.srt.sampling import sampling_batch_info
+
+    from sglang_exact.hooks import requests
+
+    mark = os.path.join(tempfile.mkdtemp(), "mark")
+
+    class Mark:
+        def __reduce__(self) -> Any:
+            return (os.mkdir, (mark,))
+
+    req = _request()
+    req.custom_logit_processor = json.dumps({"callable": dill.dumps(Mark()).hex()})
+    given = sampling_batch_info.get_exec
+    off = SimpleNamespace(features=SimpleNamespace(enable_custom_logit_processor=False))
+    sampling_batch_info.get_exec = lambda: off
+    try:
+        assert requests.request_reasons(req) == []
+        assert not os.path.exists(mark)
+    finally:
+        sampling_batch_info.get_exec = given
+    requests.request_reasons(req)
+    assert os.path.exists(mark)
 
 
 def check_greedy_request_has_temperature_one() -> None:

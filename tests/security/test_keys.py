@@ -93,12 +93,7 @@ def given(how: str, url: str) -> tuple[str, tuple[str, ...], dict[str, str]]:
 
 
 WAYS = ("flag", "equals", "environment", "address")
-SENT_BACK = (
-    "flag",
-    pytest.param(
-        "address", marks=pytest.mark.xfail(reason="the login is cut out in one form")
-    ),
-)
+SENT_BACK = ("flag", "address")
 
 
 @pytest.mark.parametrize("how", WAYS)
