@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,11 @@ def _has_cuda() -> bool:
 def _has_host() -> bool:
     return importlib.util.find_spec("sglang") is not None
 
+
+# A shell starts what it puts in the background with interrupts ignored, and children
+# inherit that: tests that interrupt one need them as in the foreground.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Read when triton is imported, so set before any test module can import it.
 if not _has_cuda():
