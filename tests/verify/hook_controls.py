@@ -135,7 +135,11 @@ CONTROLS: dict[str, Control] = {
     ),
     "gdn_verify": Control(DIVERGED),
     "attention_verify": Control(DIVERGED, ("long",)),
-    "prefill_attention": Control(DIVERGED, ("long",), drafter=None),
+    "prefill_attention": Control(
+        GPU,
+        why="the interpreter gives the host's kernel and ours the same sums here",
+        gpu="answers differ: the kernels sum keys in other tiles",
+    ),
     "decode_attention": Control(DIVERGED, ("long",), drafter=None),
     "decode_attention_scratch": Control(
         GPU,
