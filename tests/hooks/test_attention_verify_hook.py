@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from attention_layer import attention_layer
 
 torch = pytest.importorskip("torch")
 
@@ -36,18 +37,7 @@ def backend(**changes: Any) -> Any:
 
 
 def layer(**changes: Any) -> Any:
-    fields = {
-        "layer_id": 0,
-        "tp_q_head_num": HEADS,
-        "qk_head_dim": DIM,
-        "v_head_dim": DIM,
-        "scaling": 0.5,
-        "sliding_window_size": -1,
-        "xai_temperature_len": -1,
-        "k_scale": None,
-        "v_scale": None,
-    }
-    return SimpleNamespace(**(fields | changes))
+    return attention_layer(HEADS, DIM, **changes)
 
 
 def run(

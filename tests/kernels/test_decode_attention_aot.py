@@ -3,28 +3,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-# Shared memory one block may take: CUDA programming guide, compute capabilities.
-LIMITS = {"90": 227 * 1024, "120": 99 * 1024}
+from machine_code import LIMITS, found_by
 
 
 def test_decode_attention_fits_shared_memory(tmp_path: Path) -> None:
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    env["TRITON_CACHE_DIR"] = str(tmp_path)
-    run = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "attention_machine_code.py")],
-        capture_output=True,
-        text=True,
-        env=env,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    found = json.loads(run.stdout.splitlines()[-1])
+    found = found_by("attention_machine_code.py", tmp_path)
     assert len(found) == 6
     for name, shared in found.items():
         assert 0 < shared <= LIMITS[name.split(" sm")[1]], (name, shared)

@@ -3,14 +3,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-# Shared memory one block may take: CUDA programming guide, compute capabilities.
-LIMITS = {"90": 227 * 1024, "120": 99 * 1024}
+from machine_code import LIMITS, found_by
+
 SPILLS = {"90": 0, "120": 4}
 """Reloads of spilled registers that each of the loops may have."""
 # Specialised: two in each group, and the way back of a wait laid out at the end.
@@ -18,17 +14,7 @@ LOOPS = {"sm90": 3, "sm120": 3, "copied": 2, "specialised": 5}
 
 
 def test_prefill_attention_fits_the_chip(tmp_path: Path) -> None:
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    env["TRITON_CACHE_DIR"] = str(tmp_path)
-    run = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "prefill_machine_code.py")],
-        capture_output=True,
-        text=True,
-        env=env,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    found = json.loads(run.stdout.splitlines()[-1])
+    found = found_by("prefill_machine_code.py", tmp_path)
     assert len(found) == 6 + 3 + 1
     specialised = found["27b specialised sm90"]
     assert specialised["same_keys"]
