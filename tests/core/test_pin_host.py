@@ -262,6 +262,27 @@ def test_a_changed_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.host
+def test_what_proves_a_host(tmp_path: Path) -> None:
+    """Rows that passed do; a measurement beside them is passed over."""
+    out, runs = tmp_path / "pins", tmp_path / "gpu"
+    out.mkdir()
+    runs.mkdir()
+    flags = ("--write", "--out", str(out), "--device-run", str(runs))
+    versions = {"sglang": "0.5.23"}
+    speed, proof = runs / "speed.json", runs / "proof.json"
+    speed.write_text(json.dumps({"versions": versions, "ratio": 1.01}))
+    done = pin_host(*flags)
+    assert done.returncode == 2 and "found no result for SGLang" in done.stderr
+    proof.write_text(json.dumps({"versions": versions, "rows": [{}]}))
+    done = pin_host(*flags)
+    assert done.returncode == 0, done.stderr
+    for off in ({"rows": []}, {"rows": [{}], "failed": ["ids differ"]}):
+        proof.write_text(json.dumps({"versions": versions, **off}))
+        done = pin_host(*flags)
+        assert done.returncode == 2 and "expected a run that passed" in done.stderr
+
+
+@pytest.mark.host
 def test_what_cannot_be_done(tmp_path: Path) -> None:
     done = pin_host("--site", str(tmp_path))
     assert done.returncode == 2 and "found no sglang/srt" in done.stderr
