@@ -14,7 +14,9 @@ import pytest
 pytestmark = pytest.mark.host
 
 PROGRAM = Path(__file__).with_name("request_checks.py")
-NAMES = re.findall(r"^def ((?:check|control)_\w+)", PROGRAM.read_text(), re.M)
+FILES = sorted(PROGRAM.parent.glob("request_checks_*.py"))
+CHECK = re.compile(r"^def ((?:check|control)_\w+)", re.M)
+NAMES = [name for file in FILES for name in CHECK.findall(file.read_text())]
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +36,7 @@ def outcome() -> dict[str, str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_host(outcome: dict[str, str], name: str) -> None:
     assert outcome[name] == ""
+
+
+def test_every_check_ran(outcome: dict[str, str]) -> None:
+    assert sorted(outcome) == sorted(NAMES)

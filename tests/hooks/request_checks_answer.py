@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of what shapes an answer: penalties, stops, custom processors.
+
+Run by `request_checks` against the host's own classes.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+from request_check_tools import VOCAB, make_request, serve
+
+
+def _penalised(logits: Any, order: list[int]) -> Any:
+    """Live penalizers (no overlap) in a given order, on a copy of the logits."""
+    given = {"frequency_penalty": 1.1, "presence_penalty": 0.7}
+    info, batch = serve(
+        [make_request(repetition_penalty=1.3, **given)], [[3, 3, 4, 5, 5, 5]]
+    )
+    orchestrator = info.penalizer_orchestrator
+    items = sorted(orchestrator.penalizers.items(), key=lambda item: item[0].__name__)
+    orchestrator.penalizers = dict(items[i] for i in order)
+    logits = logits.clone()
+    info._apply_pre_grammar_logits_transforms(logits)
+    copied = info.copy_for_forward()
+    overlapped = _LOGITS.clone()
+    copied._apply_pre_grammar_logits_transforms(overlapped)
+    del batch
+    return logits, overlapped
+
+
+_LOGITS: Any = None
+
+
+def _orders() -> tuple[int, int]:
+    """Distinct results over orders, without and with overlap."""
+    global _LOGITS
+    import torch
+
+    torch.manual_seed(3)
+    _LOGITS = torch.randn(1, VOCAB) * 3
+    live, copied = set(), set()
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [2, 3, 0, 1], [1, 3, 2, 0]):
+        without, with_overlap = _penalised(_LOGITS, order)
+        live.add(tuple(without.view(torch.int32)[0].tolist()))
+        copied.add(tuple(with_overlap.view(torch.int32)[0].tolist()))
+    return len(live | copied), len(live)
+
+
+def check_penalties_have_one_order() -> None:
+    assert _orders() == (1, 1)
+
+
+def control_penalties_have_many_orders_in_the_host() -> None:
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
+    hooked = SamplingBatchInfo._apply_pre_grammar_logits_transforms
+    SamplingBatchInfo._apply_pre_grammar_logits_transforms = hooked.__wrapped__
+    try:
+        everything, live = _orders()
+    finally:
+        SamplingBatchInfo._apply_pre_grammar_logits_transforms = hooked
+    assert live > 1 and everything > live
+
+
+class Letters:
+    """A tokenizer whose pieces are letters; id 2 ends."""
+
+    eos_token_id = 2
+    additional_stop_token_ids = None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(c) for c in text]
+
+    def decode(self, ids: Any) -> str:
+        return "".join(chr(i) for i in ids if i > 2)
+
+
+STOPS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"stop": ["cd"]}, "ab\x02cdef"),
+    ({"stop": ["ef", "bc"]}, "abcdefgh"),
+    ({"stop": ["de"]}, "abcdefgh"),
+    ({"stop": ["cd"], "max_new_tokens": 3}, "abcdefgh"),
+    ({"stop_token_ids": {100}, "stop": ["ef"]}, "abcdefgh"),
+    ({"stop_token_ids": {103}, "stop": ["fg"], "ignore_eos": True}, "ab\x02defgh"),
+    ({"stop_regex": ["d.f"], "stop": ["gh"]}, "abcdefgh"),
+    ({"stop_regex": ["b$"]}, "abcdefgh"),
+    ({"max_new_tokens": 5}, "abcdefgh"),
+    ({}, "abc\x02efgh"),
+    ({"stop": ["bc"]}, "ab" + chr(5000) + "cdefg"),
+)
+
+
+def _stopped(case: dict[str, Any], stream: str, blocks: list[int], stock: bool) -> Any:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    params = SamplingParams(**{"max_new_tokens": 8, **case})
+    params.normalize(Letters())
+    req = Req("r", "", array("q", [5]), params, vocab_size=4096)
+    req.tokenizer = Letters()
+    check = Req.update_finish_state
+    if stock:
+        check = check.__wrapped__
+    left = [ord(c) for c in stream]
+    while left and not req.finished():
+        size = min(blocks[0], len(left)) if blocks else 1
+        blocks = blocks[1:]
+        req.output_ids.extend(left[:size])
+        left = left[size:]
+        check(req, size)
+    end = len(req.output_ids) if req.finished_len is None else req.finished_len
+    reason = req.finished_reason
+    return list(req.output_ids[:end]), reason and json.dumps(reason.to_json())
+
+
+def _cuts(total: int) -> list[list[int]]:
+    """Every way to cut a stream into blocks of 1 to 4 tokens."""
+    if total == 0:
+        return [[]]
+    return [
+        [size, *rest]
+        for size in range(1, min(4, total) + 1)
+        for rest in _cuts(total - size)
+    ]
+
+
+def _stop_differences(stock: bool) -> list[int]:
+    wrong = []
+    for i, (case, stream) in enumerate(STOPS):
+        plain = _stopped(case, stream, [1] * len(stream), stock=True)
+        cuts = _cuts(len(stream))
+        if any(_stopped(case, stream, cut, stock) != plain for cut in cuts):
+            wrong.append(i)
+    return wrong
+
+
+def check_blocks_stop_where_single_tokens_do() -> None:
+    assert _stop_differences(stock=False) == []
+
+
+def control_host_stops_elsewhere() -> None:
+    wrong = _stop_differences(stock=True)
+    assert {0, 1} <= set(wrong), wrong
+
+
+def check_custom_processor_sees_one_row() -> None:
+    import torch
+    from sglang.srt.layers import sampler
+    from sglang.srt.sampling.sampling_batch_info import ProcessorEntry
+
+    def centre(logits: Any, params: Any) -> Any:
+        assert logits.shape[0] == len(params) == 1
+        return logits - logits.max()
+
+    info = SimpleNamespace(
+        custom_logit_processor={
+            1: ProcessorEntry(centre, [0, 2], torch.tensor([0, 2]))
+        },
+        custom_params=[{"a": 1}, None, {"b": 2}],
+    )
+    logits = torch.randn(3, VOCAB)
+    expected = logits.clone()
+    for row in (0, 2):
+        expected[row] -= logits[row].max()
+    sampler.apply_custom_logit_processor(logits, info)
+    assert torch.equal(logits, expected)

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of request fields: each classified, refused by name, or serial.
+
+Run by `request_checks` against the host's own classes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from types import SimpleNamespace
+from typing import Any
+
+from request_check_tools import BAD, Batch, batch_info, make_request
+
+
+def check_every_sampling_parameter_is_classified() -> None:
+    """A new field of the host turns this red until somebody says what it does."""
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    from sglang_exact.hooks import requests
+
+    groups = (requests.PARALLEL, requests.SERIAL, requests.REFUSED)
+    known = frozenset().union(*groups)
+    assert sum(map(len, groups)) == len(known)
+    assert known == set(SamplingParams.__struct_fields__)
+
+
+def _request_classes() -> list[Any]:
+    """Every class of the host that carries a request for tokens, from HTTP inwards."""
+    from sglang.srt.entrypoints.anthropic import protocol as anthropic
+    from sglang.srt.entrypoints.ollama import protocol as ollama
+    from sglang.srt.entrypoints.openai import protocol as openai
+    from sglang.srt.managers import io_struct
+
+    return [
+        io_struct.GenerateReqInput,
+        io_struct.TokenizedGenerateReqInput,
+        openai.CompletionRequest,
+        openai.ChatCompletionRequest,
+        openai.ResponsesRequest,
+        openai.ScoringRequest,
+        anthropic.AnthropicMessagesRequest,
+        ollama.OllamaChatRequest,
+        ollama.OllamaGenerateRequest,
+    ]
+
+
+def _fields(kind: Any) -> set[str]:
+    """Field names of a dataclass, a msgspec struct or a pydantic model."""
+    for name in ("model_fields", "__dataclass_fields__", "__struct_fields__"):
+        found = getattr(kind, name, None)
+        if found:
+            return set(found)
+    raise AssertionError(f"{kind} has no fields")
+
+
+def _unclassified(groups: Any) -> list[str]:
+    known = frozenset().union(*groups)
+    return [
+        f"{kind.__name__}.{name}"
+        for kind in _request_classes()
+        for name in sorted(_fields(kind) - known)
+    ]
+
+
+def check_every_request_field_is_classified() -> None:
+    """A new field of the host turns this red until somebody says what it does."""
+    import request_fields
+
+    groups = request_fields.GROUPS
+    known = frozenset().union(*groups)
+    assert sum(map(len, groups)) == len(known), "a field is in two groups"
+    assert _unclassified(groups) == []
+    stale = known - frozenset().union(*map(_fields, _request_classes()))
+    assert stale == frozenset(), stale
+
+
+def control_a_field_left_out_is_found() -> None:
+    import request_fields
+
+    groups = [g - {"kv_hints"} for g in request_fields.GROUPS]
+    assert _unclassified(groups) == [
+        "GenerateReqInput.kv_hints",
+        "TokenizedGenerateReqInput.kv_hints",
+    ]
+
+
+def check_refused_fields_are_refused_one_by_one() -> None:
+    """Each alone is a reason; the others of the group never reach the scheduler."""
+    from sglang_exact.hooks import requests
+
+    for name in (
+        *("return_hidden_states", "return_sampling_mask", "multimodal_inputs"),
+        *("input_embeds", "positional_embed_overrides", "token_type_ids", "session"),
+        *("lora_id", "token_indices_to_pool", "multi_item_delimiter_indices"),
+    ):
+        req = make_request()
+        assert hasattr(req, name), name
+        setattr(req, name, [1])
+        assert len(requests.request_reasons(req)) == 1, name
+
+
+def check_serial_parameters_make_a_request_serial() -> None:
+    from sglang_exact.hooks import requests
+
+    values = {
+        "frequency_penalty": 0.5,
+        "presence_penalty": -0.5,
+        "repetition_penalty": 1.2,
+        "min_new_tokens": 1,
+    }
+    for name in requests.SERIAL:
+        req = make_request(**({name: values[name]} if name in values else {}))
+        if name not in values:
+            req.grammar = object()
+        assert requests.is_serial(req), name
+    assert requests.is_serial(make_request(processor="text"))
+    assert not requests.is_serial(make_request(logit_bias={"3": 1.0}, top_p=0.5))
+
+
+def check_refusals_name_every_reason() -> None:
+    from sglang_exact.hooks import requests
+
+    req = make_request(logit_bias={"3": float("inf")})
+    req.return_hidden_states = True
+    req.lora_id = "adapter"
+    req.multimodal_inputs = SimpleNamespace(mm_items=[])
+    req.custom_logit_processor = '{"callable": "00"}'
+    found = requests.text_of(requests.request_reasons(req))
+    words = ("return_hidden_states", "lora_path", "image", "logit_bias")
+    for word in (*words, "does not load"):
+        assert word in found, word
+    assert requests.request_reasons(make_request()) == []
+
+
+def check_refused_request_ends_no_batch() -> None:
+    """The host still forms a batch with it; its processor must not be loaded there."""
+    from sglang_exact.hooks import requests
+
+    for given in ({"processor": '{"callable": "00"}'}, {"logit_bias": {"3": BAD}}):
+        req = make_request(**given)
+        assert requests.request_reasons(req)
+        requests.check_request(None, req)
+        assert req.to_finish is not None
+        info, batch = batch_info([req])
+        assert not info.has_custom_logit_processor
+        assert info.logit_bias is None
+        del batch
+
+
+def control_refused_request_ends_the_batch_in_the_host() -> None:
+    req = make_request(processor='{"callable": "00"}')
+    try:
+        batch_info([req])
+    except Exception as error:  # noqa: BLE001
+        assert "invalid load key" in str(error), error
+        return
+    raise AssertionError("expected the host to fail")
+
+
+def check_no_processor_is_unpickled_unasked() -> None:
+    """A pickle may run anything when it is loaded; this one would leave a mark."""
+    import tempfile
+
+    import dill
+    from sglang.srt.sampling import sampling_batch_info
+
+    from sglang_exact.hooks import requests
+
+    mark = os.path.join(tempfile.mkdtemp(), "mark")
+
+    class Mark:
+        def __reduce__(self) -> Any:
+            return (os.mkdir, (mark,))
+
+    req = make_request()
+    req.custom_logit_processor = json.dumps({"callable": dill.dumps(Mark()).hex()})
+    given = sampling_batch_info.get_exec
+    off = SimpleNamespace(features=SimpleNamespace(enable_custom_logit_processor=False))
+    sampling_batch_info.get_exec = lambda: off
+    try:
+        assert requests.request_reasons(req) == []
+        assert not os.path.exists(mark)
+    finally:
+        sampling_batch_info.get_exec = given
+    requests.request_reasons(req)
+    assert os.path.exists(mark)
+
+
+def check_greedy_request_has_temperature_one() -> None:
+    from sglang_exact.hooks import requests
+
+    req = make_request(temperature=0.3, top_k=1)
+    requests.check_request(None, req)
+    assert req.sampling_params.temperature == 1.0
+    req = make_request(temperature=0.3, top_k=2)
+    requests.check_request(None, req)
+    assert req.sampling_params.temperature == 0.3
+
+
+def check_requests_that_must_not_arrive() -> None:
+    """Refused before the scheduler sees them, with every reason at once."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    from sglang_exact.hooks import requests
+
+    def arrive(cut: bool, count: int, reserved: int, **fields: Any) -> str:
+        manager = SimpleNamespace(
+            allow_auto_truncate=cut, context_len=64, num_reserved_tokens=reserved
+        )
+        sampling = {"max_new_tokens": fields.pop("new", 8)}
+        obj = GenerateReqInput(
+            input_ids=[5] * count, sampling_params=sampling, **fields
+        )
+        try:
+            requests.check_arrival(manager, obj, obj.input_ids)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    assert arrive(False, 60, 4) == "", "the host refuses it itself"
+    assert arrive(True, 52, 4) == arrive(True, 52, 4, new=None) == ""
+    assert "72 tokens" in arrive(True, 60, 4)
+    assert "context length" in arrive(True, 64, 0, new=None)
+    both = arrive(False, 4, 0, image_data="a", positional_embed_overrides={"a": 1})
+    assert "image" in both and "positional_embed_overrides" in both
+
+
+def check_requests_that_generate_nothing() -> None:
+    from sglang_exact.hooks import requests
+
+    batch = SimpleNamespace(is_prefill_only=True)
+    assert requests.take_the_sampler(None, batch) is None
+    assert batch.is_prefill_only is False
+    for new, start, expected in ((0, -1, 3), (0, 1, 1), (4, -1, -1)):
+        req = make_request(max_new_tokens=new)
+        req.logprob_start_len = start
+        requests.check_request(None, req)
+        assert req.logprob_start_len == expected
+
+
+def check_images_are_not_said_to_be_understood() -> None:
+    from sglang_exact.hooks import requests
+
+    config = SimpleNamespace(
+        is_image_understandable_model=True, is_audio_understandable_model=True
+    )
+    requests.say_what_is_understood(None, SimpleNamespace(model_config=config))
+    assert not any(vars(config).values())
+
+
+def check_last_result_is_taken_for_counted_requests() -> None:
+    from collections import deque
+
+    from sglang_exact.hooks import penalties
+
+    def scheduler(*reqs: Any) -> Any:
+        taken: list[Any] = []
+        return SimpleNamespace(
+            enable_overlap=True,
+            result_queue=deque([(Batch(list(reqs)), "result")]),
+            last_batch="batch",
+            taken=taken,
+            process_batch_result=lambda batch, result: taken.append(result),
+        )
+
+    counted = scheduler(make_request(), make_request(presence_penalty=1.0))
+    penalties.take_last_result(counted, None, None)
+    assert counted.taken == ["result"] and counted.last_batch is None
+    free = scheduler(make_request(), make_request(logit_bias={"3": 1.0}))
+    penalties.take_last_result(free, None, None)
+    assert free.taken == [] and len(free.result_queue) == 1

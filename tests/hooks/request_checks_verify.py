@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of verify: its rows are decode steps, for every drafter.
+
+Run by `request_checks` against the host's own classes.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from request_check_tools import (
+    VOCAB,
+    WIDTH,
+    batch_info,
+    decode_step,
+    make_request,
+    serve,
+)
+
+MIXED: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.0, "frequency_penalty": 1.5, "presence_penalty": 0.3},
+    {"temperature": 1.2, "sampling_seed": 8, "repetition_penalty": 1.7},
+    {"temperature": 0.0, "logit_bias": {"11": 4.0}},
+    {"temperature": 0.0, "min_new_tokens": 9},
+    {"temperature": 1.1, "sampling_seed": 9, "top_p": 0.8},
+)
+
+
+SERIAL = (False, True, True, False, True, False)
+
+
+def check_verify_row_is_the_decode_step() -> None:
+    """Every row that can be accepted has decode's token and decode's logits."""
+    import torch
+
+    from sglang_exact.hooks import verify_sampling
+
+    torch.manual_seed(2)
+    reqs = [make_request(**given) for given in MIXED]
+    emitted = [[7, 7, 8, 2]] * len(MIXED)
+    info, batch = serve(reqs, emitted)
+    logits = torch.randn(len(MIXED) * WIDTH, VOCAB) * 2
+    prefix = torch.arange(20, 20 + len(MIXED))
+    forward = info.copy_for_forward()
+    serial = [verify_sampling.is_serial(req) for req in batch.reqs]
+    assert tuple(serial) == SERIAL
+    setattr(forward, verify_sampling._ROWS, serial)
+    changed = logits.clone()
+    block = verify_sampling.Block(changed, forward, prefix, WIDTH)
+    chosen = verify_sampling.choose(block)
+    for row, given in enumerate(MIXED):
+        for step in range(1 if serial[row] else WIDTH):
+            alone, alive = serve([make_request(**given)], emitted[:1])
+            at = row * WIDTH + step
+            ids, adjusted = decode_step(
+                alone, logits[at : at + 1], prefix[row : row + 1] + step
+            )
+            assert ids.tolist() == [chosen[row, step].item()], (row, step)
+            same = torch.equal(
+                adjusted.view(torch.int32), changed[at].view(1, -1).view(torch.int32)
+            )
+            assert same, (row, step)
+            del alive
+
+
+def check_nan_is_sanitised_in_verify() -> None:
+    """NaN never wins where decode would not let it; off, it wins in both."""
+    import torch
+    from sglang.srt.environ import envs
+
+    from sglang_exact.hooks import verify_sampling
+
+    for given in ({"temperature": 0.0}, {"temperature": 0.0, "logit_bias": {"1": 1.0}}):
+        for sanitise in (True, False):
+            info, batch = batch_info([make_request(**given)])
+            forward = info.copy_for_forward()
+            setattr(forward, verify_sampling._ROWS, [False])
+            logits = torch.zeros(WIDTH, VOCAB)
+            logits[:, 9] = 5.0
+            logits[2, 4] = float("nan")
+            block = verify_sampling.Block(
+                logits.clone(), forward, torch.tensor([5]), WIDTH
+            )
+            with envs.SGLANG_SANITIZE_NAN_LOGITS.override(sanitise):
+                chosen = verify_sampling.choose(block)
+                ids, _ = decode_step(info, logits[2:3], torch.tensor([7]))
+            assert chosen[0].tolist() == [9, 9, ids[0], 9]
+            assert ids.tolist() == [9 if sanitise else 4]
+            del batch
+
+
+def check_serial_drafts_are_made_wrong() -> None:
+    import torch
+
+    from sglang_exact.hooks import verify_sampling
+
+    info, _ = batch_info([make_request(), make_request(frequency_penalty=1.0)])
+    setattr(info, verify_sampling._ROWS, [False, True])
+    chosen = torch.tensor([[4, 5, 6, 7], [4, 5, VOCAB - 1, 7]])
+    drafts = torch.tensor([[3, 4, 5, 6], [3, 4, 5, VOCAB - 1]])
+    wrong = verify_sampling.wrong_where_serial(drafts, chosen, info)
+    assert wrong[0].tolist() == drafts[0].tolist()
+    assert wrong[1, 0] == 3
+    assert (wrong[1, 1:] != chosen[1, :-1]).all()
+    assert ((wrong >= 0) & (wrong < VOCAB)).all()
+
+
+def _accepted(reqs: list[Any], drafts: Any, logits: Any, **given: Any) -> Any:
+    """What DFLASH's acceptance is told, and the worker it belongs to."""
+    import torch
+
+    from sglang_exact.hooks import accept, verify_sampling
+
+    info, _ = batch_info(reqs)
+    forward = info.copy_for_forward()
+    serial = [verify_sampling.is_serial(req) for req in reqs]
+    setattr(forward, verify_sampling._ROWS, serial)
+    worker = SimpleNamespace(_selector_sample=("ids", "probabilities"))
+    told = accept.accept_dflash(
+        lambda self, **told: told,
+        worker,
+        candidates=drafts,
+        next_token_logits=logits,
+        sampling_info=forward,
+        draft_input=None,
+        prefix_lens=torch.tensor([10] * len(reqs)),
+        bs=len(reqs),
+        **given,
+    )
+    return told, worker
+
+
+def check_dflash_acceptance_compares_with_decode() -> None:
+    """Greedy rows beside a sampled one and a counted one; the selector has no say."""
+    import torch
+
+    torch.manual_seed(4)
+    logits = torch.randn(3 * WIDTH, VOCAB)
+    drafts = torch.randint(3, VOCAB, (3, WIDTH))
+    reqs = [
+        make_request(temperature=0.0),
+        make_request(sampling_seed=4),
+        make_request(temperature=0.0, presence_penalty=1.0),
+    ]
+    greedy = logits.argmax(-1).view(3, WIDTH)
+    told, worker = _accepted(reqs, drafts, logits)
+    assert worker._selector_sample is None
+    assert torch.equal(told["target_predict"][0], greedy[0])
+    assert torch.equal(told["target_predict"][2], greedy[2])
+    assert not torch.equal(told["target_predict"][1], greedy[1])
+    assert torch.equal(told["candidates"][:2], drafts[:2])
+    assert (told["candidates"][2, 1:] != told["target_predict"][2, :-1]).all()
+
+
+def check_eagle_acceptance_compares_with_decode() -> None:
+    """The host's own greedy acceptance, on stand-ins: EAGLE, NEXTN and NGRAM."""
+    import torch
+    from sglang.srt.speculative import eagle_utils
+
+    from sglang_exact.hooks import verify_sampling
+
+    torch.manual_seed(5)
+    reqs = [
+        make_request(temperature=0.0, logit_bias={"6": 2.0}),
+        make_request(sampling_seed=4, top_p=0.9),
+        make_request(temperature=0.0, presence_penalty=1.0),
+    ]
+    count = len(reqs)
+    logits = torch.randn(count * WIDTH, VOCAB) * 2
+    info, owner = batch_info(reqs)
+    forward = info.copy_for_forward()
+    serial = [verify_sampling.is_serial(req) for req in reqs]
+    setattr(forward, verify_sampling._ROWS, serial)
+    prefix = torch.full((count,), 30)
+    block = verify_sampling.Block(logits.clone(), forward, prefix, WIDTH)
+    chosen = verify_sampling.choose(block)
+    drafts = torch.full((count, WIDTH), 3)
+    drafts[:, 1:] = chosen[:, :-1]
+    drafts[1, 3] = (chosen[1, 2] + 1) % VOCAB
+    order = torch.arange(count * WIDTH).view(count, WIDTH)
+    nexts = torch.tensor([[*range(1, WIDTH), -1]] * count)
+    verify = SimpleNamespace(
+        draft_token=drafts.reshape(-1),
+        draft_token_num=WIDTH,
+        max_tree_depth=WIDTH,
+        tree_topk=1,
+        retrieve_index=order,
+        retrieve_next_token=nexts,
+        retrieve_next_sibling=torch.full_like(nexts, -1),
+    )
+    batch = SimpleNamespace(
+        forward_mode=SimpleNamespace(is_idle=lambda: False),
+        device="cpu",
+        seq_lens=prefix,
+        sampling_info=forward,
+    )
+    output = SimpleNamespace(next_token_logits=logits)
+    predict, lengths, index = eagle_utils.eagle_sample(verify, batch, output)
+    assert lengths.tolist() == [4, 3, 1]
+    for row, length in enumerate(lengths.tolist()):
+        emitted = predict[index[row, :length].long()].tolist()
+        assert emitted == chosen[row, :length].tolist(), row
+    # Logprobs are computed from the adjusted logits afterwards.
+    assert output.next_token_logits is logits
+    assert torch.equal(logits, block.logits)
+    del owner
+
+
+def check_argmax_without_logits_is_refused_when_it_is_not_the_answer() -> None:
+    import torch
+
+    from sglang_exact.hooks import verify_sampling
+
+    drafts, argmax = torch.ones(1, WIDTH), torch.ones(1, WIDTH)
+    plain = [make_request(temperature=0.0)]
+    told, _ = _accepted(plain, drafts, None, target_predict=argmax)
+    assert told["target_predict"] is argmax
+    counted = [make_request(temperature=0.0, frequency_penalty=1.0)]
+    for reqs in (counted, [make_request(sampling_seed=1)]):
+        try:
+            _accepted(reqs, drafts, None, target_predict=argmax)
+        except verify_sampling.UnsupportedAccept:
+            continue
+        raise AssertionError("expected a refusal")
+
+
+def _skips_logits(host: bool) -> bool:
+    """Whether a block of a penalised request is judged by an argmax per shard."""
+    from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
+
+    ask = DFlashWorkerV2._can_skip_verify_logits
+    info, _ = batch_info([make_request(temperature=0.0, frequency_penalty=1.0)])
+    batch = SimpleNamespace(has_grammar=False, return_logprob=False)
+    worker = SimpleNamespace(_selector_sample=None)
+    ask = ask.__wrapped__ if host else ask
+    return bool(ask(worker, batch, info.copy_for_forward()))
+
+
+def check_verify_logits_are_gathered_over_ranks() -> None:
+    assert not _skips_logits(host=False)
+
+
+def control_host_skips_logits_that_penalties_would_change() -> None:
+    assert _skips_logits(host=True)
+
+
+def check_dspark_folds_only_plain_greedy_steps() -> None:
+    from sglang_exact.hooks import accept, verify_sampling
+
+    for given, fold in (({}, True), ({"repetition_penalty": 1.5}, False)):
+        reqs = [make_request(temperature=0.0, **given)]
+        info, batch = batch_info(reqs)
+        forward = info.copy_for_forward()
+        setattr(forward, verify_sampling._ROWS, [verify_sampling.is_serial(reqs[0])])
+        assert accept.may_fold(forward) is fold
+        del batch
+
+
+def check_unmarked_batch_is_refused() -> None:
+    from sglang_exact.hooks import verify_sampling
+
+    info, _ = batch_info([make_request()])
+    try:
+        verify_sampling.serial_of(info)
+    except verify_sampling.UnsupportedAccept:
+        return
+    raise AssertionError("expected a refusal")
