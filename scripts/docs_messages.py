@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every message of the package, read from its source without running it.
+"""Every message of the package, its scripts and its image, read from their source.
 
-Found are `Reason(...)`, the texts of exceptions that are raised, lists of reasons that
-functions collect, lines of the doctor, and what a few functions say to a person.
+Nothing is run. Found are `Reason(...)`, the texts of exceptions that are raised, lists
+of reasons that functions collect, lines of the doctor, what is written to stderr, and
+every other text that says what was found, what was expected or how to fix it.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,13 +51,34 @@ SECTIONS = {
     "messages-kernels": ("kernels/", "sglang_exact/hooks/small_m_gemm"),
     "messages-headers": ("sglang_exact/patching",),
     "messages-verify": ("sglang_exact/verify", "sglang_exact/cli/verify"),
+    "messages-arms": ("sglang_exact/verify/liveness",),
     "messages-bench": ("sglang_exact/bench", "sglang_exact/cli/bench"),
     "messages-rehearsal": ("sglang_exact/rehearsal",),
+    "messages-docker": ("docker/",),
+    "messages-offline": ("scripts/offline",),
+    "messages-scripts": ("scripts/",),
     "messages-other": ("sglang_exact/",),
 }
+FOLDERS = ("sglang_exact", "kernels", "scripts", "docker")
 # Calls that hand a message to a person, beside Reason(...) and raise.
-SPEAKERS = ("_cannot", "cannot", "fail", "error", "FINISH_ABORT")
+SPEAKERS = ("_cannot", "cannot", "fail", "error", "exit", "note", "FINISH_ABORT")
+# What lists of reasons are called, and what a reason is called that stands alone.
+LISTS = ("reasons", "problems", "found", "wrong", "notes")
+NAMES = ("message", "down", "unstable")
+# Where a function returns reasons as texts, whatever it is called.
+RETURNED = ("sglang_exact/verify/", "sglang_exact/cli/bench_memory")
 ENOUGH_LETTERS = 10
+ENOUGH_WORDS = 4
+TEXTS = (ast.JoinedStr, ast.Constant, ast.BinOp)
+# What a message says about itself.
+CONTRACT = re.compile(
+    r"^(- )?found |(?<!as) expected\b|^expected\b|\b[Ff]ix: |\bcannot be |\bfailed\b.*:"
+)
+
+
+# Python that a shell script hands to an interpreter, and what a shell fills in.
+PROGRAM = re.compile(r"<<'PY'([^\n]*\n)(.*?)^PY$", re.S | re.M)
+FILLED = re.compile(r"\$\([^)]*\)|\$\{([A-Za-z_]+)[^}]*\}|\$([A-Za-z_]+|[0-9*@#])")
 
 
 class Message(NamedTuple):
@@ -125,17 +148,53 @@ class Reader(ast.NodeVisitor):
                 and any(isinstance(t, ast.Name) and t.id == name for t in node.targets)
             ]
             if found:
-                texts = (ast.JoinedStr, ast.Constant, ast.BinOp, ast.IfExp)
+                texts = (*TEXTS, ast.IfExp)
                 return found[-1] if isinstance(found[-1], texts) else None
         return None
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self.scopes.append(node)
-        if "reasons" in node.name:
-            for text in _collected(node):
-                self.add(self.text(text))
+        for text in _collected(node, "reasons" in node.name):
+            self.add(self.text(text))
+        if self.source.startswith(RETURNED):
+            for text in _returned(node):
+                self.phrase(text)
         self.generic_visit(node)
         self.scopes.pop()
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        if any(_called(target, NAMES) for target in node.targets):
+            self.phrase(node.value)
+        self.generic_visit(node)
+
+    def phrase(self, node: ast.expr) -> None:
+        """A text that is a message if it is more than a word or two."""
+        text = self.text(node)
+        if isinstance(node, TEXTS) and len(text.split()) >= ENOUGH_WORDS:
+            self.add(text)
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        # A string that stands alone is a docstring.
+        if not isinstance(node.value, ast.Constant):
+            self.generic_visit(node)
+
+    def visit_keyword(self, node: ast.keyword) -> None:
+        if node.arg != "help":
+            self.generic_visit(node)
+
+    def visit_text(self, node: ast.expr) -> None:
+        """A text that nothing else claims: a message if it speaks like one."""
+        text = " ".join(self.text(node).split())
+        if CONTRACT.search(text):
+            self.add(text)
+
+    visit_Constant = visit_JoinedStr = visit_text
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        if isinstance(node.op, ast.Add):
+            self.visit_text(node)
+        else:
+            self.generic_visit(node)
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
         self.scopes.append(node)
@@ -150,17 +209,27 @@ class Reader(ast.NodeVisitor):
             self.messages.append(
                 Message(self.source, *(self.text(x) for x in node.args))
             )
-        elif name == "Check" and len(node.args) > 3:
+            return
+        if name == "Check" and len(node.args) > 3:
             self.check(*node.args[1:4])
-        elif name in SPEAKERS and node.args:
+            return
+        if isinstance(node.func, ast.Attribute) and _is(node.func.value, "re"):
+            return
+        if name in SPEAKERS and node.args:
             self.add(self.text(node.args[0]))
+        elif _on_stderr(node) and node.args:
+            self.add(self.text(node.args[0]), len("found"))
         self.generic_visit(node)
 
     def visit_Raise(self, node: ast.Raise) -> None:
         if isinstance(node.exc, ast.Call):
             for argument in node.exc.args:
-                if isinstance(argument, (ast.JoinedStr, ast.Constant, ast.BinOp)):
+                if isinstance(argument, TEXTS):
                     self.add(self.text(argument))
+                elif isinstance(argument, ast.Name):
+                    value = self.assigned(argument.id, argument.lineno)
+                    if value is not None:
+                        self.add(self.text(value))
         self.generic_visit(node)
 
     def check(self, name: ast.expr, found: ast.expr, fix: ast.expr) -> None:
@@ -168,10 +237,10 @@ class Reader(ast.NodeVisitor):
         text = f"{self.text(name)}: {self.text(found)}"
         self.messages.append(Message(self.source, text, "", self.text(fix)))
 
-    def add(self, text: str) -> None:
+    def add(self, text: str, letters: int = ENOUGH_LETTERS) -> None:
         """A message in one string: split it where it says what was expected."""
-        text = " ".join(text.split())
-        if len(re.sub(r"<[^>]*>|[^A-Za-z]", "", text)) < ENOUGH_LETTERS:
+        text = " ".join(text.split()).removeprefix("- ")
+        if len(re.sub(r"<[^>]*>|[^A-Za-z]", "", text)) < letters:
             return
         head, _, fix = re.sub(r"[;.] [Ff]ix: ", "\0", text, count=1).partition("\0")
         found, _, expected = re.sub(r"[;,] expected ", "\0", head, count=1).partition(
@@ -180,17 +249,60 @@ class Reader(ast.NodeVisitor):
         self.messages.append(Message(self.source, found, expected, fix.rstrip(".")))
 
 
-def _collected(node: ast.FunctionDef) -> Iterator[ast.expr]:
-    """Strings that a function collects: appended, or in a list it returns."""
+def _is(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _on_stderr(node: ast.Call) -> bool:
+    """Whether a call writes to stderr, as print, typer.echo or the stream does."""
+    function = ast.unparse(node.func)
+    return function == "sys.stderr.write" or any(
+        (k.arg == "err" and ast.unparse(k.value) == "True")
+        or (k.arg == "file" and ast.unparse(k.value) == "sys.stderr")
+        for k in node.keywords
+    )
+
+
+def _called(node: ast.expr, names: Iterable[str]) -> bool:
+    """Whether a variable or an attribute has one of these names."""
+    return (isinstance(node, ast.Name) and node.id in names) or (
+        isinstance(node, ast.Attribute) and node.attr in names
+    )
+
+
+def _collected(node: ast.FunctionDef, every: bool) -> Iterator[ast.expr]:
+    """Strings that a function collects as reasons: appended, or in lists.
+
+    every: all it appends or returns in a list; otherwise by the name of the list.
+    """
     for inner in ast.walk(node):
         match inner:
-            case ast.Call(func=ast.Attribute(attr="append"), args=[argument]):
+            case ast.Call(
+                func=ast.Attribute(attr="append", value=held), args=[argument]
+            ) if every or _called(held, LISTS):
                 values = [argument]
-            case ast.Return(value=ast.List(elts=values)):
+            case ast.AugAssign(target=held, value=ast.List(elts=values)) if _called(
+                held, LISTS
+            ):
+                pass
+            case ast.Return(value=ast.List(elts=values)) if every:
                 pass
             case _:
                 continue
-        yield from (v for v in values if isinstance(v, (ast.JoinedStr, ast.Constant)))
+        yield from (v for v in values if isinstance(v, TEXTS))
+
+
+def _returned(node: ast.FunctionDef) -> Iterator[ast.expr]:
+    """Texts that a function returns: alone, in a list, in a tuple, or in a choice."""
+    stack = [n.value for n in ast.walk(node) if isinstance(n, ast.Return) and n.value]
+    while stack:
+        match stack.pop(0):
+            case ast.List(elts=values) | ast.Tuple(elts=values):
+                stack += values
+            case ast.IfExp(body=body, orelse=other):
+                stack += [body, other]
+            case text:
+                yield text
 
 
 def read(source: str, text: str) -> list[Message]:
@@ -198,14 +310,51 @@ def read(source: str, text: str) -> list[Message]:
     return list(dict.fromkeys(Reader(source, ast.parse(text)).messages))
 
 
+def _shown(found: re.Match[str]) -> str:
+    """The placeholder for what a shell fills in."""
+    name = (found[1] or found[2] or "").lower()
+    return f"<{name}>" if name.isalpha() else "<...>"
+
+
+def shell(source: str, text: str) -> list[Message]:
+    """What a shell script says on stderr, and through its function `fail`."""
+    reader = Reader(source, ast.Module(body=[], type_ignores=[]))
+    text = PROGRAM.sub(r"\1", text)
+    for line in text.replace("\\\n", " ").splitlines():
+        said = re.search(r"\b(?:fail|echo) +(\".*|'.*)", line)
+        if said is None or not (">&2" in line or "fail " in line):
+            continue
+        words = shlex.split(said[1].partition(">&2")[0].rstrip("; }"))
+        reader.add(FILLED.sub(_shown, " ".join(words)))
+    return list(dict.fromkeys(reader.messages))
+
+
+def sources() -> Iterator[tuple[str, str]]:
+    """Name and text of every program and module; scripts carry no suffix."""
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix not in (".py", ".sh", "") or not path.is_file():
+                continue
+            yield (
+                str(path.relative_to(ROOT).with_suffix("")),
+                path.read_text(encoding="utf-8"),
+            )
+
+
 def messages() -> list[Message]:
-    """Every message of the package and its kernels."""
+    """Every message of the package, its kernels, scripts and image."""
     found = []
-    for folder in ("sglang_exact", "kernels"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            name = str(path.relative_to(ROOT).with_suffix(""))
-            found += read(name, path.read_text(encoding="utf-8"))
-    return found
+    for name, text in sources():
+        first = text.partition("\n")[0]
+        if first.startswith("#!") and "python" not in first:
+            found += shell(name, text)
+            for _, inner in PROGRAM.findall(text):
+                found += read(name, inner)
+        elif name.startswith("docker/Dockerfile"):
+            continue
+        else:
+            found += read(name, text)
+    return list(dict.fromkeys(found))
 
 
 def section(source: str) -> str:
