@@ -7,7 +7,8 @@
 One card cannot hold two servers of a large model, so they run one after the other: the
 same flags without --speculative-*, of which a record is made, then the flags as given,
 compared with the record. Everything ends up in DIR: plain.jsonl, exact.jsonl (the
-records), report.html, result.json, row.json, plain.log, exact.log.
+records), report.html, result.json, row.json, plain.log, exact.log. What an earlier
+proof left there is moved to DIR/earlier-1, -2, ...
 
 Exit status: that of `sglang-exact verify` (0 verified, 1 divergence, 2 could not run).
 """
@@ -27,6 +28,8 @@ from sglang_exact.rehearsal.server import Server
 COULD_NOT_RUN = 2
 # The servers of a proof talk to this process alone, on a free port and without a key.
 OURS = ("--model-path", "--host", "--port", "--api-key", "--admin-api-key")
+FILES = ("plain.jsonl", "plain.log", "exact.jsonl", "exact.log", "report.html")
+FILES += ("result.json", "row.json")
 
 
 def say(text: str) -> None:
@@ -59,6 +62,25 @@ def value_of(flags: Sequence[str], name: str) -> str | None:
         elif word.startswith(f"{name}="):
             found = word.partition("=")[2]
     return found
+
+
+def set_aside(out: Path, keep: Path | None) -> None:
+    """Move what an earlier proof left in `out`, but for the reference `keep`.
+
+    A record is never written over, so a second proof would end with its first answer.
+    """
+    left = [out / name for name in FILES if (out / name).exists()]
+    if keep is not None:
+        left = [path for path in left if not path.samefile(keep)]
+    if not left:
+        return
+    number = 1
+    while (folder := out / f"earlier-{number}").exists():
+        number += 1
+    folder.mkdir()
+    for path in left:
+        path.rename(folder / path.name)
+    say(f"what an earlier proof left is in {folder}")
 
 
 def command(verb: str, url: str, args: argparse.Namespace) -> list[str]:
@@ -97,6 +119,7 @@ def prove(args: argparse.Namespace) -> int:
     """Both stages; see the module's text."""
     own = without(args.flags, OURS)
     reference = args.reference
+    set_aside(args.out, reference)
     if reference is None:
         reference = args.out / "plain.jsonl"
         plain = without(own, ("--speculative-",))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import docker_build
 import pytest
 from compose_file import COMPOSE, EXAMPLE, ROOT, flags, load, pairs, variables
 
@@ -103,6 +104,37 @@ def test_container_settings(name: str) -> None:
         "results": "/cache/results",
     }
     assert set(targets) == set(load()["volumes"])
+
+
+CACHES = """
+import json, os
+from sglang.srt import environ
+def kept():
+    return [*environ.third_party_cache_defaults().values(),
+            environ.envs.SGLANG_DG_CACHE_DIR.get()]
+set_by_image = kept()
+del os.environ["SGLANG_CACHE_DIR"]
+print(json.dumps([set_by_image, kept()]))
+"""
+
+
+@pytest.mark.host
+def test_compiled_kernels_stay_in_a_volume(tmp_path: Path) -> None:
+    """Else every new container compiles for minutes; the host says where they go."""
+    (text,) = [item.text for item in docker_build.read() if item.name == "ENV"]
+    environ = dict(word.split("=") for word in text.split())
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CACHES],
+        env={**os.environ, **environ, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    mounts = dict(x.split(":") for x in load()["services"]["exact"]["volumes"])
+    here, otherwise = json.loads(done.stdout.splitlines()[-1])
+    assert len(here) > 4
+    assert all(f"{path}/".startswith(f"{mounts['jit']}/") for path in here)
+    assert all(path.startswith(str(tmp_path)) for path in otherwise)
 
 
 @pytest.mark.parametrize("name", ["exact", "plain"])

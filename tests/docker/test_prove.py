@@ -78,6 +78,28 @@ def test_nothing_is_verified_without_a_reference(
     assert given[0][2][:3] == ["verify", "--reference", str(older)]
 
 
+def test_a_second_proof_keeps_the_first(
+    prove: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A record is not written over; the same command line has to work again."""
+    argv = ["--out", str(tmp_path), "--", *flags("verify")]
+    for _ in range(2):
+        status, _ = stages(prove, monkeypatch, argv, 0, 0)
+        assert status == 0
+        assert [path for path in tmp_path.iterdir() if path.is_file()] == []
+        for name in ("plain.jsonl", "exact.jsonl", "exact.log", "report.html"):
+            (tmp_path / name).write_text(name)
+    argv[2:2] = ["--reference", str(tmp_path / "plain.jsonl")]
+    stages(prove, monkeypatch, argv, 0)
+    left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")}
+    aside = ("exact.jsonl", "exact.log", "report.html")
+    assert left == {
+        "plain.jsonl",
+        *(f"earlier-1/{name}" for name in ("plain.jsonl", *aside)),
+        *(f"earlier-2/{name}" for name in aside),
+    }
+
+
 def test_flags_are_cut_whole(prove: ModuleType) -> None:
     given = ["--a", "1", "--speculative-x", "2", "3", "--speculative-y=4", "--b"]
     assert prove.without(given, ("--speculative-",)) == ["--a", "1", "--b"]
