@@ -132,6 +132,28 @@ def _speeds(rows: Sequence[dict[str, Any]], dataset: str) -> dict[int, float | N
     return {row["concurrency"]: row["tok_s"] for row in found}
 
 
+def failures(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Failed requests of rows that an earlier call measured: they stay failed."""
+    return [
+        f"{row['title']}, {row['concurrency']} in flight, {row['server']}: "
+        f"{row['failed']} requests failed in an earlier call"
+        for row in rows
+        if row["failed"]
+    ]
+
+
+def repeats(plan: Plan) -> list[str]:
+    """The sets that are too small for the plan, so that prompts are asked twice."""
+    asked = plan.num_prompts + max(plan.concurrency)
+    return [
+        f"{data.title}: {asked} prompts are asked at {max(plan.concurrency)} in "
+        f"flight, the set has {len(data.prompts)}: it starts over, and what is asked "
+        "twice may be served from the prefix cache"
+        for data in plan.datasets
+        if len(data.prompts) < asked
+    ]
+
+
 def left_over(rows: Sequence[dict[str, Any]], plan: Plan, names: Sequence[str]) -> int:
     """At most so many tokens are still to be generated."""
     done = {
@@ -192,11 +214,16 @@ class Unit:
             display.advance(plan.max_new_tokens)
 
         flushed = await serving.flush(self.served)
+        for text in serving.not_flushed(self.served.name, flushed):
+            recorder.note(text)
         warm = requests[: self.concurrency]
         load = await drive(
             self.served.client, warm, self.concurrency, manner=manner, done=advance
         )
-        serving.needs_counters(self.served, [s.counters.verify for s in load.samples])
+        steps = [s.counters.verify for s in load.samples]
+        serving.needs_counters(self.served, steps)
+        if self.is_plain:
+            serving.needs_no_counters(self.served, steps)
         answers: list[Answer] = []
 
         def keep(answer: Answer) -> None:

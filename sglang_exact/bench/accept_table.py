@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_exact.bench import exactness, published
+from sglang_exact.bench import exactness, published, report_runs
 from sglang_exact.bench.published import Figure
 from sglang_exact.bench.run import BenchRun
 from sglang_exact.bench.tables import MISSING, TableData, number
@@ -57,7 +57,8 @@ def _below(run: BenchRun, figures: Sequence[Figure]) -> list[str]:
         )
     sources = dict.fromkeys(f.source for f in figures)
     lines += [f"card: {source}" for source in sources] or [NO_CARD]
-    return lines + run.notes + ([] if run.complete else ["not complete"])
+    lines += [*run.notes, *report_runs.mixed(run)]
+    return lines + ([] if run.complete else ["not complete"])
 
 
 def _speed(
@@ -121,10 +122,21 @@ def _lengths(
         line = [title, str(concurrency)]
         for name in names:
             row = found.get((title, concurrency, name))
-            got = row["acceptance"] if row else None
-            line.append(f"{got['macro']:.2f} ({got['micro']:.2f})" if got else MISSING)
+            line.append(_length(row))
             dataset = row["dataset"] if row else title
             figure = published.cell(figures, dataset, None, name)
             line.append(number(figure.acceptance if figure else None, 2))
         rows.append(tuple(line))
     return tuple(columns), rows
+
+
+def _length(row: Row | None) -> str:
+    """Macro (micro), and of how many answers where some carried no counters."""
+    got = row["acceptance"] if row else None
+    if row is None or not got:
+        return MISSING
+    text = f"{got['macro']:.2f} ({got['micro']:.2f})"
+    answered = row["requests"] - row["failed"]
+    if got["requests"] < answered:
+        text += f", of {got['requests']} of {answered} answers"
+    return text

@@ -46,6 +46,8 @@ class Result:
         output_tok_s: all output tokens over the run's time.
         requests, errors: answered and failed.
         isl, osl: mean tokens per request as the server counted them.
+        prompt_tokens, output_tokens: the same of each measured request: a mean can
+            hide one that ended early.
         verify_steps, tokens: of the run, from the server's counters; None without.
         replies: what was answered.
     """
@@ -58,6 +60,8 @@ class Result:
     errors: int = 0
     isl: float | None = None
     osl: float | None = None
+    prompt_tokens: list[float] = field(default_factory=list)
+    output_tokens: list[float] = field(default_factory=list)
     verify_steps: int | None = None
     tokens: int | None = None
     replies: list[Reply] = field(default_factory=list)
@@ -80,6 +84,8 @@ def read(folder: Path) -> Result:
         errors=sum(bool(row.get("error")) for row in rows),
         isl=_average(summary, "usage_prompt_tokens"),
         osl=_average(summary, "usage_completion_tokens"),
+        prompt_tokens=_each(rows, "usage_prompt_tokens"),
+        output_tokens=_each(rows, "usage_completion_tokens"),
         replies=[
             reply
             for row in _lines(folder / RAW)

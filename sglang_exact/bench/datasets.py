@@ -13,7 +13,7 @@ import hashlib
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -266,20 +266,28 @@ def _parsed(name: str, known: Known | None, source: str, raw: bytes) -> Dataset:
     return Dataset(name, title, source, digest, tuple(prompts))
 
 
-def parse_paths(texts: list[str]) -> dict[str, Path]:
-    """Read `NAME=FILE` options. Raises DataError with every bad one."""
+def parse_paths(texts: list[str], names: Sequence[str]) -> dict[str, Path]:
+    """Read `NAME=FILE` options for the sets `names`.
+
+    Raises DataError with every bad one: a file that would not be used is one.
+    """
     found: dict[str, Path] = {}
     problems = []
     for text in texts:
         name, equals, path = text.partition("=")
         if not equals or not name or not path:
-            problems.append(repr(text))
+            problems.append(f"{text!r}; expected NAME=FILE")
+        elif name not in names:
+            problems.append(
+                f"{text!r} and no set {name} among those asked for "
+                f"({', '.join(names)}); fix: add it to --dataset"
+            )
+        elif name in found:
+            problems.append(f"two files for {name}; expected one")
         else:
             found[name] = Path(path).expanduser()
     if problems:
-        raise DataError(
-            f"found --dataset-path {', '.join(problems)}; expected NAME=FILE"
-        )
+        raise DataError(f"found --dataset-path {'; '.join(problems)}")
     return found
 
 

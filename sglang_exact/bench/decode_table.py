@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang_exact.bench import exactness, prompts, stats
+from sglang_exact.bench import exactness, prompts, report_runs, stats
 from sglang_exact.bench import servers as serving
 from sglang_exact.bench.drive import (
     STREAMED,
@@ -22,6 +22,7 @@ from sglang_exact.bench.drive import (
     CannotRun,
     Display,
     Request,
+    shorter,
 )
 from sglang_exact.bench.exactness import Tally
 from sglang_exact.bench.run import BenchRun, Recorder
@@ -132,7 +133,10 @@ class Part:
             if answer.sample is None:
                 self._failed(served.name, answer.error)
                 continue
-            serving.needs_counters(served, [answer.sample.counters.verify])
+            steps = [answer.sample.counters.verify]
+            serving.needs_counters(served, steps)
+            if served.name == self.plain:
+                serving.needs_no_counters(served, steps)
             self.cells[served.name] = _Cell(served)
         if self.base not in self.cells:
             self._failed(self.base, "no ratios without it")
@@ -147,8 +151,9 @@ class Part:
             request = self._request(self.plan.max_new_tokens)
             answer = await cell.served.client.ask(request, manner)
             self.display.advance(self.plan.max_new_tokens)
-            if answer.sample is None:
-                self._failed(f"{name}, round {index + 1}", answer.error)
+            wrong = answer.error or shorter(answer, self.plan.max_new_tokens)
+            if answer.sample is None or wrong:
+                self._failed(f"{name}, round {index + 1}", wrong)
                 continue
             cell.answers[index] = answer
             if name == self.plain and self.reference is None:
@@ -267,12 +272,25 @@ def table(run: BenchRun) -> TableData:
         "lowest to highest over the rounds",
         f"ratio: over {run.settings.get('base')}, median of the ratios inside a round",
         *dict.fromkeys(f"prompts: {row['prompt']}" for row in run.rows),
+        *_from_cache(run.rows),
         "(exact): the server attests sglang_exact",
         *run.notes,
+        *report_runs.mixed(run),
         *([] if run.complete else ["not complete"]),
     ]
     rows = [_cells(row) for row in run.rows]
     return TableData("Decode speed", COLUMNS, rows, lines, numbers=2)
+
+
+def _from_cache(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Times to the first token that are not those of the whole prompt."""
+    return [
+        f"{row['server']}, {row['prompt_tokens']:,}: up to {row['cached_tokens']:,} "
+        "prompt tokens came from the prefix cache"
+        + (f" ({row['cache_flush_error']})" if row["cache_flush_error"] else "")
+        for row in rows
+        if row["cached_tokens"]
+    ]
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

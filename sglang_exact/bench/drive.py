@@ -20,6 +20,8 @@ import aiohttp
 import orjson
 
 from sglang_exact.verify.client import (
+    BROKEN,
+    MAX_STREAM,
     Client,
     Failed,
     Lost,
@@ -126,8 +128,13 @@ class Answer:
 
     @property
     def ttft_s(self) -> float | None:
-        """Seconds from sending to the first token; streamed answers only."""
-        return self.arrivals[0][1] - self.began if self.arrivals else None
+        """Seconds from sending to the first token; None for an answer that was not
+        streamed, or whose tokens all came in one piece: that is its whole time."""
+        if not self.arrivals:
+            return None
+        tokens, at = self.arrivals[0]
+        pieces = len(self.arrivals) > 1 or tokens == 1
+        return at - self.began if pieces else None
 
     @property
     def decode_tok_s(self) -> float | None:
@@ -146,13 +153,14 @@ class _TimedReader(StreamReader):
         super().__init__()
         self.arrivals: list[tuple[int, float]] = []
 
-    def _take(self, body: dict[str, Any]) -> None:
+    def feed(self, line: bytes) -> None:
         # The clock is read before the chunk is parsed: parsing is the client's time.
         at = time.monotonic()
-        super()._take(body)
-        so_far = sum(self._chunks)
-        if not self.arrivals or so_far > self.arrivals[-1][0]:
-            self.arrivals.append((so_far, at))
+        known = len(self._chunks)
+        super().feed(line)
+        if len(self._chunks) > known:
+            before = self.arrivals[-1][0] if self.arrivals else 0
+            self.arrivals.append((before + self._chunks[-1], at))
 
 
 class BenchClient(Client):
@@ -173,12 +181,14 @@ class BenchClient(Client):
         """Whether the server takes requests now; generates nothing."""
         try:
             async with self._open().get(
-                self._base + "/ready", timeout=aiohttp.ClientTimeout(total=10)
+                self._base + "/ready",
+                timeout=aiohttp.ClientTimeout(total=10),
+                allow_redirects=False,
             ) as response:
                 if response.status != 404:
                     return response.status == 200
             return await self.get_json("/model_info") is not None
-        except (aiohttp.ClientError, TimeoutError, OSError, Lost, Refused):
+        except (*BROKEN, Lost, Refused):
             return False
 
     async def prompt_ids(self, text: str) -> tuple[int, ...]:
@@ -246,6 +256,8 @@ class BenchClient(Client):
             self._base + path,
             data=orjson.dumps(body),
             headers={"Content-Type": "application/json"},
+            # Another address is another server: not the one that is measured.
+            allow_redirects=False,
         )
 
     @contextlib.contextmanager
@@ -259,15 +271,18 @@ class BenchClient(Client):
             raise Failed(f"no complete answer within {self._timeout:g} s") from error
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
             raise Lost(self.scrub(_named(error))) from error
-        except (aiohttp.ClientError, OSError) as error:
+        except BROKEN as error:
             raise Failed(self.scrub(_named(error))) from error
 
 
 async def _read_timed(
     response: aiohttp.ClientResponse, manner: Manner
 ) -> tuple[Sample, list[tuple[int, float]]]:
-    reader = _TimedReader()
+    reader, size = _TimedReader(), 0
     async for line in response.content:
+        size += len(line)
+        if size > MAX_STREAM:
+            raise BadAnswer(f"the stream is longer than {MAX_STREAM} bytes")
         reader.feed(line)
         if reader.done:
             break
@@ -290,6 +305,14 @@ def _choice(body: Any) -> dict[str, Any]:
         "output_ids": choice["response_token_ids"],
         "meta_info": choice["meta_info"],
     }
+
+
+def shorter(answer: Answer, tokens: int) -> str:
+    """Why an answer that ignores the end token is not one of `tokens`; "" if it is."""
+    found = len(answer.sample.ids) if answer.sample else tokens
+    if found == tokens:
+        return ""
+    return f"found {found} tokens, expected {tokens}: the speed is of another length"
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,4 +101,6 @@ def show(found: Mapping[str, Any] | None) -> str:
     if found.get("logprobs_compared"):
         equal, count = found["logprobs_equal"], found["logprobs_compared"]
         text += f", logprobs equal {equal}/{count}"
+    if found.get("without_reference"):
+        text += f", {found['without_reference']} {NOT_COMPARED}"
     return text

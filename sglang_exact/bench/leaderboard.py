@@ -19,7 +19,14 @@ import orjson
 
 from sglang_exact.bench import launch, prompts, provenance
 from sglang_exact.bench import servers as serving
-from sglang_exact.bench.drive import STREAMED, Answer, CannotRun, Display, Request
+from sglang_exact.bench.drive import (
+    STREAMED,
+    Answer,
+    CannotRun,
+    Display,
+    Request,
+    shorter,
+)
 from sglang_exact.bench.leaderboard_table import summarize
 from sglang_exact.bench.run import BenchRun, Recorder, load, now
 from sglang_exact.bench.run_log import Line, RunLog
@@ -27,6 +34,14 @@ from sglang_exact.bench.servers import Address, Served
 from sglang_exact.verify.model import Sample
 
 WARM_UP_TOKENS = 64
+# What --draft-lengths changes, and so may differ inside one configuration.
+BY_LENGTH = (
+    "speculative_num_steps",
+    "speculative_num_draft_tokens",
+    "speculative_dflash_block_size",
+    # A drafter may have a folder for every block size.
+    "speculative_draft_model_path",
+)
 GIVE_UP = 2
 """Failed runs in a row after which a server is left."""
 
@@ -61,9 +76,11 @@ class Plan:
     prompt: str | None = None
     seed: int = 42
 
-    def setup(self, ids: Sequence[int]) -> str:
-        """Hash of what decides whether two runs may be compared."""
-        blob = orjson.dumps([list(ids), self.max_new_tokens, "greedy", "ignore_eos"])
+    def setup(self, ids: Sequence[int], machine: Sequence[str] = ()) -> str:
+        """Hash of what decides whether two runs may be compared: the prompt, the
+        number of tokens, and the GPUs of `machine` where they are known."""
+        what = [list(ids), self.max_new_tokens, "greedy", "ignore_eos", *machine]
+        blob = orjson.dumps(what)
         return hashlib.sha256(blob).hexdigest()[:32]
 
 
@@ -104,6 +121,7 @@ class Board:
     start_timeout: float = 1800.0
     problems: list[str] = field(default_factory=list)
     _ids: tuple[int, ...] = ()
+    _setup: str = ""
 
     async def measure(self, everything: Sequence[Target]) -> list[str]:
         """Run what is not in the log yet; returns what went wrong on the way.
@@ -170,22 +188,29 @@ class Board:
         )
         failed = 0
         for number in todo:
-            await serving.flush(served)
+            why = await serving.flush(served)
+            for text in serving.not_flushed(target.name, why):
+                self.recorder.note(text)
             answer = await served.client.ask(self._request(tokens), STREAMED)
             self.display.advance(tokens)
-            if answer.sample is None:
+            wrong = answer.error or shorter(answer, tokens)
+            if answer.sample is None or wrong:
                 failed += 1
-                self.problems.append(f"{target.name}, run {number}: {answer.error}")
+                text = f"{target.name}, run {number}: {wrong}"
+                self.problems.append(text)
+                # A later call asks again: that it failed once stays known.
+                self.recorder.note(f"failed: {text}")
                 if failed >= GIVE_UP:
                     return
                 continue
             failed = 0
-            serving.needs_counters(served, [answer.sample.counters.verify])
+            steps = [answer.sample.counters.verify]
+            serving.needs_counters(served, steps)
+            if target.configuration == self.plain:
+                serving.needs_no_counters(served, steps)
             line = _line(target.configuration, length, number, answer, answer.sample)
             self.log.append(
-                line._replace(
-                    setup_sha256=self.plan.setup(self._ids), server=served.info.identity
-                )
+                line._replace(setup_sha256=self._setup, server=served.info.identity)
             )
 
     async def _prepare(self, target: Target, served: Served) -> int:
@@ -195,7 +220,9 @@ class Board:
             name, self._ids = await prompts.one(
                 served, plan.prompt_file, plan.prompt, plan.seed
             )
-            self.log.check(plan.setup(self._ids))
+            here = provenance.machine({"gpu": provenance.gpus()})
+            self._setup = plan.setup(self._ids, here)
+            self.log.check(self._setup)
             self.recorder.run.settings |= {
                 "prompt": name,
                 "prompt_tokens": len(self._ids),
@@ -229,6 +256,19 @@ class Board:
         run = self.recorder.run
         if not run.provenance:
             run.provenance = provenance.collect([], {"prompt": self.plan.seed})
+        name, width = served.name.partition("@")[0], served.draft_tokens
+        for known in run.provenance["servers"]:
+            if known["name"].partition("@")[0] != name:
+                continue
+            tokens = known["speculative"].get("speculative_num_draft_tokens")
+            free = BY_LENGTH if tokens != width else ()
+            lines = provenance.apart(known, served.facts, free)
+            if lines:
+                raise CannotRun(
+                    f"server {served.name}: found another set-up than in earlier runs "
+                    f"of {name} ({'; '.join(lines)}); expected one for one "
+                    "configuration; fix: give it another name"
+                )
         if served.facts not in run.provenance["servers"]:
             run.provenance["servers"].append(served.facts)
         for text in serving.setup_notes([served]):

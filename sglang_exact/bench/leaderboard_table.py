@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang_exact.bench import exactness, plotting, stats
+from sglang_exact.bench import exactness, plotting, report_runs, stats
 from sglang_exact.bench.run import BenchRun
 from sglang_exact.bench.run_log import Line
 from sglang_exact.bench.tables import MISSING, TableData, number
@@ -48,6 +48,8 @@ def _row(
     decode = stats.spread(_known(line.decode_tok_s for line in lines))
     ttft = stats.spread(_known(line.ttft_s for line in lines))
     equal = sum(line.ids_sha256 == reference for line in lines)
+    # The first plain run is the reference: it is not compared with itself.
+    own = int(key[0] == plain)
     return {
         "configuration": key[0],
         "draft_length": key[1],
@@ -64,8 +66,8 @@ def _row(
         "accepted_per_verify": _mean(line.accepted_per_verify for line in lines),
         "distinct_answers": len({line.ids_sha256 for line in lines}),
         "exactness": {
-            "compared": len(lines) if reference else 0,
-            "ids_equal": equal if reference else 0,
+            "compared": len(lines) - own if reference else 0,
+            "ids_equal": equal - own if reference else 0,
         },
     }
 
@@ -110,7 +112,9 @@ def tables(run: BenchRun) -> list[TableData]:
         "tok/s: tokens over the whole request; decode tok/s: without the time to the "
         "first token",
         "accepted per verify: drafts kept in a verify step, of the number in `drafts`",
+        *_unsteady(run),
         *run.notes,
+        *report_runs.mixed(run),
         *([] if run.complete else ["not complete"]),
     ]
     return [
@@ -130,7 +134,16 @@ def tables(run: BenchRun) -> list[TableData]:
     ]
 
 
+def _unsteady(run: BenchRun) -> list[str]:
+    count = run.exactness.get("plain_answers")
+    if count is None or count == 1:
+        return []
+    why = f"plain decoding gave {count} different answers" if count else "no plain run"
+    return [f"nothing is compared: {why}"]
+
+
 def _cells(row: Row) -> tuple[str, ...]:
+    reference = row["plain"] and row["runs"] == 1
     speed, decode = row["tok_s"], row["decode_tok_s"]
     return (
         row["configuration"],
@@ -143,7 +156,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         number(row["accepted_per_verify"], 2),
         number(row["acceptance_length"], 2),
         str(row["runs"]),
-        exactness.show(row["exactness"]),
+        "reference" if reference else exactness.show(row["exactness"]),
     )
 
 

@@ -8,12 +8,13 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sglang_exact
 from sglang_exact.verify.client import Client, redact_url
 from sglang_exact.verify.model import ServerInfo
+from sglang_exact.verify.server import ATTESTED, VOLATILE
 from sglang_exact.verify.wire import clean
 
 HIDDEN = "***"
@@ -59,9 +60,10 @@ def _scrub_word(word: str) -> str:
     variable = _SECRET_VARIABLE.fullmatch(word)
     if variable is not None:
         return variable[1] + HIDDEN
-    if "://" in value and "@" in value:
+    # A login or a query: an address may carry its key in either.
+    if "://" in value and "://" not in name and re.search("[@?]", value):
         return f"{name}={redact_url(value)}"
-    if "://" in word and "@" in word:
+    if "://" in word and re.search("[@?]", word):
         return redact_url(word)
     return word
 
@@ -150,6 +152,50 @@ def parse_gpus(text: str) -> list[dict[str, str]]:
         for row in rows
         if len(row) == len(GPU_FIELDS)
     ]
+
+
+def set_up(server: Mapping[str, Any], leave_out: Iterable[str] = ()) -> dict[str, Any]:
+    """What has to be the same for two figures of one server to stand in one column.
+
+    `server` is what `server` above gives, also out of a record; `leave_out` names
+    fields that may differ.
+    """
+    fields = {**(server.get("fields") or {}), **(server.get("speculative") or {})}
+    exact = server.get("attestation") or {}
+    fields |= {f"sglang_exact.{k}": exact[k] for k in ATTESTED if k in exact}
+    left = {*VOLATILE, *leave_out}
+    return {key: value for key, value in fields.items() if key not in left}
+
+
+def apart(
+    before: Mapping[str, Any], now: Mapping[str, Any], leave_out: Iterable[str] = ()
+) -> list[str]:
+    """What one server says of its set-up that it did not say before."""
+    leave_out = tuple(leave_out)
+    old, new = set_up(before, leave_out), set_up(now, leave_out)
+    return [
+        f"{key}: {clean(old.get(key), 80)} before, {clean(new.get(key), 80)} now"
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key)
+    ]
+
+
+def moved(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The GPUs of two provenance objects where they are known and differ, else ""."""
+    old, new = machine(before), machine(now)
+    if not old or not new or old == new:
+        return ""
+    return f"found {', '.join(old)} before and {', '.join(new)} now"
+
+
+def machine(known: Mapping[str, Any]) -> list[str]:
+    """Name and driver of every GPU in a provenance object."""
+    rows = known.get("gpu")
+    return sorted(
+        f"{row.get('name')} (driver {row.get('driver_version')})"
+        for row in (rows if isinstance(rows, list) else ())
+        if isinstance(row, dict)
+    )
 
 
 def collect(

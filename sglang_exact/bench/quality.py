@@ -27,11 +27,12 @@ from sglang_exact.bench.drive import (
     drive,
 )
 from sglang_exact.bench.exactness import Tally
-from sglang_exact.bench.grading import NOT_GRADED, Grader
+from sglang_exact.bench.grading import NOT_GRADED, SHOWN, Grader
 from sglang_exact.bench.rows import MATH_INSTRUCTION, request_of
 from sglang_exact.bench.run import Recorder, save
 from sglang_exact.bench.servers import Served
 from sglang_exact.verify.model import Sample
+from sglang_exact.verify.wire import clean
 
 DEFAULT_SET = "math500"
 DEFAULT_COUNT = 100
@@ -95,6 +96,10 @@ def load(path: Path | None, count: int | None, *, hub: bool = True) -> ProblemSe
             wrong.append(f"line {number_}: {error}")
     if not lines:
         wrong.append("found no rows")
+    ids = [problem.request.id for problem in problems]
+    twice = sorted({i for i in ids if ids.count(i) > 1})
+    if twice:
+        wrong.append(f"found unique_id {', '.join(twice[:3])} more than once")
     if wrong:
         more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise DataError(f"{source}: {'; '.join(wrong[:5])}{more}")
@@ -223,12 +228,16 @@ async def measure(
     total = Tally()
     for served in sorted(found, key=lambda one: one.name != plan.plain):
         begin(served.name)
-        await servers.flush(served)
+        for text in servers.not_flushed(served.name, await servers.flush(served)):
+            recorder.note(text)
         rows = await _ask(plan, served, plain, total, recorder, answers, done)
         await _grade(plan, served, rows, grader)
         save(recorder.run, recorder.path)
         recorder.note(_cut_note(served.name, rows))
-    recorder.finish(total.to_json())
+    if any(row["finish"] == "failed" for row in recorder.run.rows):
+        recorder.save()
+    else:
+        recorder.finish()
 
 
 def _cut_note(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -256,6 +265,7 @@ async def _ask(
     def keep(answer: Answer) -> None:
         equal = None
         if answer.sample is not None and is_plain:
+            servers.needs_no_counters(served, [answer.sample.counters.verify])
             plain[answer.request] = answer.sample
         elif answer.sample is not None:
             reference = plain.get(answer.request)
@@ -267,6 +277,7 @@ async def _ask(
         line = {"server": served.name, "problem": answer.request, "text": text}
         with answers.open("ab") as file:
             file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        recorder.run.exactness = total.to_json()
         recorder.add(row)
         done()
 
@@ -303,4 +314,6 @@ async def _grade(
             continue
         text = texts.get(row["problem"], "")
         grade = await asyncio.to_thread(grader.grade, row["answer"], text)
-        row |= {"state": grade.state, "found": grade.found, "why": grade.why}
+        # What a model wrote gets onto terminals: no control characters.
+        found = clean(grade.found, SHOWN)
+        row |= {"state": grade.state, "found": found, "why": grade.why}

@@ -6,28 +6,39 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sglang_exact.bench import report_runs
 from sglang_exact.bench.exactness import show
 from sglang_exact.bench.grading import CORRECT, NOT_GRADED
 from sglang_exact.bench.run import BenchRun
-from sglang_exact.bench.tables import TableData, number
+from sglang_exact.bench.tables import MISSING, TableData, number
 
 
 def by_subject(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Correct answers of each server by subject, "all" last."""
+    """Correct answers of each server by subject, "all" last.
+
+    `graded` counts the answers that have a grade; `gaps` are against the first server,
+    over the `shared` problems that both have a grade of.
+    """
     names = list(dict.fromkeys(row["server"] for row in rows))
     subjects = sorted({row["subject"] for row in rows} - {"all"})
     found = []
     for subject in [*subjects, "all"]:
         chosen = [r for r in rows if subject in ("all", r["subject"])]
+        right: dict[str, dict[str, bool]] = {name: {} for name in names}
+        for row in chosen:
+            if row["state"] != NOT_GRADED:
+                right[row["server"]][row["problem"]] = row["state"] == CORRECT
+        shared = {n: set(right[n]) & set(right[names[0]]) for n in names}
         found.append(
             {
                 "subject": subject,
                 "problems": len({row["problem"] for row in chosen}),
-                "correct": {
-                    name: sum(
-                        r["state"] == CORRECT for r in chosen if r["server"] == name
-                    )
-                    for name in names
+                "correct": {n: sum(right[n].values()) for n in names},
+                "graded": {n: len(right[n]) for n in names},
+                "shared": {n: len(shared[n]) for n in names},
+                "gaps": {
+                    n: sum(right[n][p] - right[names[0]][p] for p in shared[n])
+                    for n in names
                 },
             }
         )
@@ -71,17 +82,31 @@ def tables(run: BenchRun) -> list[TableData]:
         ("subject", "problems", *names, *(f"{n} - {names[0]}" for n in names[1:])),
     )
     for line in by_subject(rows):
-        right = line["correct"]
-        gaps = [f"{right[n] - right[names[0]]:+d}" for n in names[1:]]
-        shown = [f"{right[n]} ({_percent(right[n], line['problems'])})" for n in names]
+        shown = [_score(line, name) for name in names]
+        gaps = [_gap(line, name) for name in names[1:]]
         scores.rows.append((line["subject"], str(line["problems"]), *shown, *gaps))
     apart = differences(rows)
     scores.below.extend(_below(run, names, apart))
     return [scores, _apart_table(apart)] if apart else [scores]
 
 
-def _percent(count: int, of: int) -> str:
-    return number(100 * count / of if of else None, 0, " %")
+def _score(line: Mapping[str, Any], name: str) -> str:
+    """Correct answers of those that have a grade; how many that are, if not all."""
+    right, graded = line["correct"][name], line["graded"][name]
+    if not graded:
+        return f"{MISSING} (none graded)"
+    share = number(100 * right / graded, 0, " %")
+    return f"{right} ({share}" + (
+        ")" if graded == line["problems"] else f" of {graded} graded)"
+    )
+
+
+def _gap(line: Mapping[str, Any], name: str) -> str:
+    shared = line["shared"][name]
+    if not shared:
+        return MISSING
+    gap = f"{line['gaps'][name]:+d}"
+    return gap if shared == line["problems"] else f"{gap} over {shared}"
 
 
 def _below(
@@ -93,6 +118,9 @@ def _below(
         open_ = sum(r["state"] == NOT_GRADED for r in own)
         if open_:
             lines.append(f"{name}: {open_} of {len(own)} answers not graded")
+        asked = run.settings.get("dataset", {}).get("used", len(own))
+        if len(own) < asked:
+            lines.append(f"{name}: {len(own)} of {asked} problems asked")
     for name in names[1:]:
         mine = [d for d in apart if d["server"] == name]
         won = sum(d["state"] == CORRECT for d in mine)
@@ -108,6 +136,7 @@ def _below(
         f"sha256 {str(data.get('sha256'))[:16]}; math-verify "
         f"{run.settings.get('math_verify')}",
         *run.notes,
+        *report_runs.mixed(run),
     ]
     return lines if run.complete else [*lines, "not complete"]
 

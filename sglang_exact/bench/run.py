@@ -12,6 +12,8 @@ from typing import Any
 
 import orjson
 
+from sglang_exact.bench import provenance
+
 SCHEMA = "sglang-exact-bench/1"
 
 
@@ -139,7 +141,8 @@ def _checked(raw: dict[str, Any], path: Path) -> BenchRun:
 def resume(kept: BenchRun, fresh: BenchRun, path: Path) -> BenchRun:
     """The record `kept`, to be gone on with as `fresh` says; rows stay.
 
-    Raises RunError if the two do not measure the same thing.
+    Raises RunError if the two do not measure the same thing, on the same machine, or
+    if a server of one name is not what it was.
     """
     apart = [k for k, v in fresh.settings.items() if kept.settings.get(k) != v]
     if kept.verb != fresh.verb or apart:
@@ -148,6 +151,7 @@ def resume(kept: BenchRun, fresh: BenchRun, path: Path) -> BenchRun:
             f"{', '.join(apart) or 'rows'}; expected one of {fresh.verb} with the same "
             "settings; fix: name another --output-file"
         )
+    check_same_place(kept, fresh.provenance, path)
     servers = fresh.provenance.get("servers", [])
     names = {server["name"] for server in servers}
     earlier = kept.provenance.get("servers", [])
@@ -155,11 +159,37 @@ def resume(kept: BenchRun, fresh: BenchRun, path: Path) -> BenchRun:
         *(server for server in earlier if server["name"] not in names),
         *servers,
     ]
+    if not fresh.provenance.get("gpu"):
+        fresh.provenance["gpu"] = kept.provenance.get("gpu", [])
     later = "resumed: not all servers were measured in one go, clocks may have moved"
     fresh.notes = list(dict.fromkeys([*kept.notes, *fresh.notes, later]))
     fresh.rows, fresh.exactness = list(kept.rows), dict(kept.exactness)
     fresh.created, fresh.label = kept.created, fresh.label or kept.label
     return fresh
+
+
+def check_same_place(kept: BenchRun, now: dict[str, Any], path: Path) -> None:
+    """Raise RunError if rows of provenance `now` cannot stand beside those of `kept`.
+
+    Ratios between two machines, or a column of two set-ups, would be the result.
+    """
+    problems = []
+    other = provenance.moved(kept.provenance, now)
+    if other:
+        problems.append(f"another machine ({other})")
+    known = {s.get("name"): s for s in kept.provenance.get("servers", [])}
+    measured = {row.get("server") for row in kept.rows}
+    for server in now.get("servers", []):
+        name = server["name"]
+        if name in known and name in measured:
+            lines = provenance.apart(known[name], server)
+            problems += [f"another server {name} ({'; '.join(lines)})"] if lines else []
+    if problems:
+        raise RunError(
+            f"--resume: found in {path} rows of {'; '.join(problems)}; expected the "
+            "same machine and one set-up under one name; fix: give the server another "
+            "name, or name another --output-file"
+        )
 
 
 class Recorder:

@@ -124,13 +124,13 @@ class RunLog:
         }
 
     def check(self, setup: str) -> None:
-        """Raise CannotRun if the file holds runs of another prompt or length."""
+        """Raise CannotRun if the file holds runs that may not be compared."""
         other = sum(line.setup_sha256 != setup for line in self.lines)
         if other:
             raise CannotRun(
-                f"{self.path}: found {other} runs of another prompt or another number "
-                "of tokens; expected runs that may be compared; fix: name another "
-                "file with --csv"
+                f"{self.path}: found {other} runs of another prompt, another number of "
+                "tokens or another GPU; expected runs that may be compared; fix: name "
+                "another file with --csv"
             )
 
 

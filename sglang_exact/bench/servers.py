@@ -138,6 +138,16 @@ async def flush(served: Served) -> str | None:
     return await served.client.flush()
 
 
+def not_flushed(name: str, why: str | None) -> list[str]:
+    """The note for a reader where `flush` said why it did not; else nothing."""
+    if why is None:
+        return []
+    return [
+        f"{name}: the prefix cache was not emptied ({why}): prompts may have been "
+        "served from it"
+    ]
+
+
 def needs_counters(served: Served, verify_steps: Iterable[int | None]) -> None:
     """Raise CannotRun if a speculative server sent no `spec_verify_ct` at all."""
     if served.info.speculative() and not any(verify_steps):
@@ -148,10 +158,24 @@ def needs_counters(served: Served, verify_steps: Iterable[int | None]) -> None:
         )
 
 
+def needs_no_counters(served: Served, verify_steps: Iterable[int | None]) -> None:
+    """Raise CannotRun if a server called plain sent `spec_verify_ct`.
+
+    What it says of itself may be missing or wrong; its answers give it away.
+    """
+    if any(verify_steps):
+        raise CannotRun(
+            f"server {served.name}: found spec_verify_ct in its answers; expected a "
+            "plain server as the base of speed-up and exactness; fix: name another "
+            "with --plain, or start one without speculation"
+        )
+
+
 def setup_notes(servers: Sequence[Served]) -> list[str]:
     """What the servers themselves say that a reader of their numbers has to know."""
     notes = []
     for served in servers:
+        notes += [f"{served.name}: {text}" for text in served.info.notes]
         if served.info.fields.get("load_format") == "dummy":
             notes.append(f"{served.name}: random weights")
         tests = served.info.exact.get("test_settings")

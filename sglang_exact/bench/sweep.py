@@ -104,6 +104,8 @@ def shapes(
     problems += [
         f"found {name} {n}" for name, given, low in least for n in given if n < low
     ]
+    if len(set(lengths)) != len(lengths):
+        problems.append("found a length twice")
     if problems:
         raise CannotRun(
             f"{'; '.join(problems)}; expected one value per length, lengths of 2 or "
@@ -180,15 +182,23 @@ async def measure(
         words = aiperf.command(plan.program, where, shape, plan.seed, folder)
         # A run that was cut off leaves exports that would be read as this one's.
         shutil.rmtree(folder, ignore_errors=True)
-        await servers.flush(served)
+        for text in servers.not_flushed(served.name, await servers.flush(served)):
+            recorder.note(text)
         await aiperf.run(words, folder, where.tokenizer)
         result = aiperf_exports.read(folder)
         row = _row(plan, served, shape, result, words)
         row["exactness"] = _exactness(plan, served.name, shape, result.replies)
+        if row["plain"]:
+            steps = [result.verify_steps]
+            servers.needs_no_counters(served, steps)
         recorder.add(row)
         say(f"    {_brief(row)}")
-        _complain(row, served, recorder)
-    recorder.finish(totals(run.rows))
+        _complain(row, shape, result, served, recorder)
+    run.exactness = totals(run.rows)
+    if failures(run.rows):
+        recorder.save()
+    else:
+        recorder.finish()
 
 
 def _plain_first(plan: Plan, found: Sequence[Served]) -> list[Served]:
@@ -196,7 +206,8 @@ def _plain_first(plan: Plan, found: Sequence[Served]) -> list[Served]:
 
 
 def _file_name(name: str) -> str:
-    return name.replace(" ", "_")
+    # A name holds no percent sign: no two names become one.
+    return name.replace(" ", "%20")
 
 
 def _row(
@@ -234,11 +245,17 @@ def _exactness(
     folder = plan.artifacts / f"{_file_name(plan.plain)}-{shape.length}"
     if not (folder / aiperf_exports.RAW).is_file():
         return None
-    return compare(aiperf_exports.read(folder).replies, replies)
+    plain = aiperf_exports.read(folder).replies
+    return compare(plain, replies, shape.requests)
 
 
-def compare(plain: Sequence[Reply], other: Sequence[Reply]) -> dict[str, Any]:
-    """Pair replies by prompt and count equal ones; by text where there are no ids."""
+def compare(
+    plain: Sequence[Reply], other: Sequence[Reply], asked: int = 0
+) -> dict[str, Any]:
+    """Pair replies by prompt and count equal ones; by text where there are no ids.
+
+    `asked` is how many there should be: one that is missing was not compared.
+    """
     known = {reply.prompt: reply for reply in plain}
     compared = equal = 0
     by_ids = True
@@ -264,7 +281,7 @@ def compare(plain: Sequence[Reply], other: Sequence[Reply]) -> dict[str, Any]:
         "logprobs_compared": 0,
         "logprobs_equal": 0,
         "first_difference": first,
-        "without_reference": len(other) - compared,
+        "without_reference": max(len(other), asked) - compared,
     }
 
 
@@ -274,18 +291,30 @@ def _part(one: Sequence[Any], other: Sequence[Any]) -> int:
     return next((i for i, (x, y) in enumerate(pairs) if x != y), shorter)
 
 
-def _complain(row: dict[str, Any], served: Served, recorder: Recorder) -> None:
+def _complain(
+    row: dict[str, Any],
+    shape: Shape,
+    result: Result,
+    served: Served,
+    recorder: Recorder,
+) -> None:
     """Note what makes a row mean less than it seems to."""
     name, length = row["server"], row["length"]
     if row["failed"]:
         recorder.note(f"{name}, {length}: {row['failed']} requests failed")
-    for key in ("isl", "osl"):
+    if row["requests"] + row["failed"] != shape.requests:
+        recorder.note(
+            f"{name}, {length}: found {row['requests']} answered requests, expected "
+            f"{shape.requests}"
+        )
+    for key, counts in (("isl", result.prompt_tokens), ("osl", result.output_tokens)):
+        other = [n for n in counts if n != length]
         if row[key] is None:
             recorder.note(f"{name}, {length}: the server reports no token counts")
-        elif abs(row[key] - length) > 0.5:
+        elif other:
             recorder.note(
-                f"{name}, {length}: {key.upper()} is {row[key]:g} on average, "
-                f"expected {length}"
+                f"{name}, {length}: {len(other)} of {len(counts)} requests have "
+                f"another {key.upper()}, {min(other):g} to {max(other):g}"
             )
     if served.info.speculative() and row["acceptance"] is None:
         recorder.note(
@@ -294,12 +323,22 @@ def _complain(row: dict[str, Any], served: Served, recorder: Recorder) -> None:
         )
 
 
+def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What of the measured rows is missing, for people."""
+    return [
+        f"{row['server']}, {row['length']}: {row['failed']} requests"
+        for row in rows
+        if row["failed"]
+    ]
+
+
 def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The exactness of all rows together."""
     found = [row["exactness"] for row in rows if row.get("exactness")]
     keys = ("compared", "ids_equal", "logprobs_compared", "logprobs_equal")
     return {
         **{key: sum(f[key] for f in found) for key in keys},
+        "without_reference": sum(f["without_reference"] for f in found),
         "what": "text" if any(f["what"] == "text" for f in found) else "ids",
     }
 

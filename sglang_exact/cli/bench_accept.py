@@ -94,9 +94,10 @@ def accept(
         known += [row["server"] for row in kept.rows] if kept is not None else []
         base = servers.choose_plain(known, plain)
         flights = shared.numbers(concurrency, "--concurrency")
+        chosen = shared.names(dataset)
         found, missing = data.find_all(
-            shared.names(dataset),
-            data.parse_paths(dataset_path or []),
+            chosen,
+            data.parse_paths(dataset_path or [], chosen),
             hub=hub,
             say=shared.say,
         )
@@ -115,19 +116,22 @@ def accept(
         )
         run.settings = {**plan.settings(), "plain": base}
         run.notes += [f"not measured: {text}" for text in missing]
+        run.notes += measuring.repeats(plan)
         async with AsyncExitStack() as stack:
             opened = await servers.open_all(stack, addresses, timeout=request_timeout)
             run.notes += servers.setup_notes(opened)
             run.provenance = provenance.collect([s.facts for s in opened])
             measuring.check(opened, base, plan)
+            lost = []
             if kept is not None:
                 kept.rows = [row for row in kept.rows if not row["partial"]]
                 resumed(kept, run, path)
+                lost = measuring.failures(run.rows)
             answers = AnswerFile(path.with_suffix(".plain.jsonl"), fresh=kept is None)
             recorder = Recorder(run, path)
             names = [served.name for served in opened]
             with shared.bar(measuring.left_over(run.rows, plan, names)) as display:
-                problems = await measuring.measure(
+                problems = lost + await measuring.measure(
                     opened, base, plan, recorder, answers, display
                 )
         if not problems and not missing:

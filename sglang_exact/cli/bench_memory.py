@@ -13,7 +13,7 @@ from sglang_exact.bench import memory as measuring
 from sglang_exact.bench import provenance, servers
 from sglang_exact.bench.drive import CannotRun
 from sglang_exact.bench.memory import Device, NoNvml
-from sglang_exact.bench.run import BenchRun, Recorder, load
+from sglang_exact.bench.run import BenchRun, Recorder, check_same_place, load
 from sglang_exact.bench.servers import Served
 from sglang_exact.cli import bench_shared as shared
 from sglang_exact.cli.bench_shared import (
@@ -98,6 +98,7 @@ async def _measure(
     run.rows = [row for row in run.rows if row["server"] not in names]
     run.complete = False
     facts = provenance.collect([one.facts for one in found])
+    check_same_place(run, facts, output)
     before = run.provenance.get("servers", [])
     facts["servers"][:0] = [s for s in before if s["name"] not in names]
     run.provenance = facts

@@ -14,6 +14,7 @@ from sglang_exact.bench import aiperf, provenance, servers, sweep_table
 from sglang_exact.bench import sweep as sweeping
 from sglang_exact.bench.drive import CannotRun
 from sglang_exact.bench.run import BenchRun, Recorder, load
+from sglang_exact.bench.run import resume as resumed
 from sglang_exact.cli import bench_shared as shared
 from sglang_exact.cli.bench_shared import (
     ApiKey,
@@ -108,7 +109,7 @@ def sweep(
                     servers.check_plain(one)
             # Before the record is written: a load that no server can take makes none.
             sweeping.check(plan, found)
-            run = _record(kept, plan, found, label, note or [])
+            run = _record(kept, plan, found, label, note or [], output)
             recorder = Recorder(run, output)
             await sweeping.measure(
                 plan,
@@ -118,11 +119,7 @@ def sweep(
                 say=lambda t: typer.echo(t, err=True),
             )
         shared.show([sweep_table.table(run)], output, markdown)
-        failed = [
-            f"{row['server']}, {row['length']}: {row['failed']} requests"
-            for row in run.rows
-            if row["failed"]
-        ]
+        failed = sweeping.failures(run.rows)
         if plot is not None:
             failed += shared.draw(lambda: sweep_table.plot(run, plot))
         return failed
@@ -136,41 +133,18 @@ def _record(
     found: list[servers.Served],
     label: str,
     notes: list[str],
+    output: Path,
 ) -> BenchRun:
-    """A new record, or the one to go on with. Raises CannotRun if that one differs."""
-    facts = provenance.collect([s.facts for s in found], {"prompts": plan.seed})
-    notes = [*notes, *servers.setup_notes(found)]
-    settings = plan.settings()
-    if kept is None:
-        return BenchRun(
-            verb="sweep",
-            label=label,
-            notes=notes,
-            command=shared.command(),
-            settings=settings,
-            provenance=facts,
-        )
-    apart = [k for k in settings if kept.settings.get(k) != settings[k]]
-    if kept.verb != "sweep" or apart:
-        raise CannotRun(
-            f"--resume: found a {kept.verb} record with other {', '.join(apart)}; "
-            "expected a sweep of the same settings; fix: name another --output-file"
-        )
-    measured = kept.provenance.get("servers", [])
-    fresh = {s["name"] for s in facts["servers"]}
-    facts["servers"] = [s for s in measured if s["name"] not in fresh] + facts[
-        "servers"
-    ]
-    kept.provenance = facts
-    kept.complete = False
-    kept.command = shared.command()
-    later = "resumed: not all servers were measured in one go, clocks may have moved"
-    kept.notes = list(dict.fromkeys([*kept.notes, *notes, later]))
-    return kept
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
+    """A new record, or the one to go on with. Raises RunError if that one differs."""
+    fresh = BenchRun(
+        verb="sweep",
+        label=label,
+        notes=[*notes, *servers.setup_notes(found)],
+        command=shared.command(),
+        settings=plan.settings(),
+        provenance=provenance.collect([s.facts for s in found], {"prompts": plan.seed}),
+    )
+    return fresh if kept is None else resumed(kept, fresh, output)
 
 
 def _ints(text: str, option: str) -> list[int]:

@@ -133,7 +133,7 @@ def test_exactness_counts_bits() -> None:
     assert tally.add("d", base, None) is None
     bad = sample((1, 2, 3), logprobs=(5, None, 7))
     assert tally.add("e", bad, bad) is False, "a logprob that is no number"
-    assert tally.text() == "ids equal 3/4, logprobs equal 2/4"
+    assert tally.text() == "ids equal 3/4, logprobs equal 2/4, 1 not compared"
     found = tally.to_json()
     assert found["first_difference"]["request"] == "b"
     assert found["without_reference"] == 1
@@ -222,9 +222,12 @@ def test_streamed_answers_carry_arrival_times(incremental: bool) -> None:
 
 def test_speed_needs_two_arrivals() -> None:
     once = Answer("r", sample((1, 2)), began=1.0, ended=2.0, arrivals=((2, 1.5),))
-    assert once.ttft_s == 0.5 and once.decode_tok_s is None
+    # All in one piece: that is the time of the whole answer, not of a first token.
+    assert once.ttft_s is None and once.decode_tok_s is None
+    one = Answer("r", sample((1,)), began=1.0, ended=2.0, arrivals=((1, 1.5),))
+    assert one.ttft_s == 0.5
     twice = Answer("r", None, began=1.0, arrivals=((3, 2.0), (13, 4.0)))
-    assert twice.decode_tok_s == 5.0
+    assert twice.ttft_s == 1.0 and twice.decode_tok_s == 5.0
 
 
 def test_conversations_and_texts_have_ids() -> None:

@@ -230,6 +230,11 @@ def test_the_hub_program_without_its_package(tmp_path: Path) -> None:
 
 
 def test_paths() -> None:
-    assert datasets.parse_paths(["a=x/y"]) == {"a": Path("x/y")}
-    with pytest.raises(DataError, match="'b', '=c'"):
-        datasets.parse_paths(["a=x", "b", "=c"])
+    assert datasets.parse_paths(["a=x/y"], ["a", "b"]) == {"a": Path("x/y")}
+    with pytest.raises(DataError, match="'b'; expected NAME=FILE; '=c'"):
+        datasets.parse_paths(["a=x", "b", "=c"], ["a"])
+    # A file that is given and not used would be a set silently left out.
+    with pytest.raises(DataError, match=r"no set b .* fix: add it to --dataset"):
+        datasets.parse_paths(["b=x"], ["a"])
+    with pytest.raises(DataError, match="two files for a"):
+        datasets.parse_paths(["a=x", "a=y"], ["a"])

@@ -197,7 +197,8 @@ def test_running_servers(tmp_path: Path) -> None:
         ("stock", 3, 2)
     ]
     equal = [row["exactness"]["ids_equal"] for row in run["rows"]]
-    assert equal == [2, 2, 2, 0]
+    # Of two plain runs one is the reference.
+    assert equal == [1, 2, 2, 0]
     assert run["complete"] and run["exactness"]["compared"] == 6
     assert "ids equal 2/2" in out and "ids equal 0/2" in out
     assert "Best mean per configuration" in (tmp_path / "lb.md").read_text()
@@ -295,7 +296,7 @@ def test_a_server_for_every_draft_length(tmp_path: Path) -> None:
     run = record(tmp_path / "lb.json")
     found = [(r["configuration"], r["draft_length"]) for r in run["rows"]]
     assert found == [("plain", 0), *(("dflash2", n) for n in (1, 2, 3))]
-    assert all(r["exactness"]["ids_equal"] == 2 for r in run["rows"])
+    assert [r["exactness"]["ids_equal"] for r in run["rows"]] == [1, 2, 2, 2]
     pids = started(tmp_path)
     assert len(pids) == 4 and not any(alive(pid) for pid in pids)
     # Nothing is left to run, so nothing is started.
