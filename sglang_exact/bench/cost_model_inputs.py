@@ -14,6 +14,9 @@ from sglang_exact.bench.memory import GIB, NoNvml
 from sglang_exact.bench.report_runs import Loaded
 
 VERBS = ("leaderboard", "decode-table", "accept")
+WITH_PREFILL = "wall clock with prefill"
+# What moves the size of the weights or the time it takes to read them.
+_WEIGHTS = ("model_path", "revision", "dtype", "quantization", "tp_size", "GPU")
 
 
 class Found(NamedTuple):
@@ -41,7 +44,7 @@ def steps(loaded: Iterable[Loaded]) -> list[Found]:
 
 
 def _leaderboard(row: dict[str, Any], one: Loaded) -> Found | None:
-    speed = row["decode_tok_s"] or row["tok_s"]
+    speed = row["decode_tok_s"]
     kept = row["accepted_per_verify"]
     width = row["draft_length"] + 1
     # Accepted drafts and the token that the target adds: the prefill's is not in it.
@@ -70,9 +73,14 @@ def _accept(row: dict[str, Any], one: Loaded) -> Found | None:
     if row["partial"] or row["failed"]:
         return None
     flight = row["concurrency"]
-    return _found(
+    found = _found(
         row["server"], row["title"], width, acceptance, row["tok_s"], flight, one
     )
+    if found is None:
+        return None
+    # Its speed is over wall time: nothing in the record tells prefill from decode.
+    step = found.step._replace(source=f"{found.step.source}, {WITH_PREFILL}")
+    return found._replace(step=step)
 
 
 _READERS = {
@@ -161,6 +169,9 @@ def _one_server_each(kept: Sequence[Found]) -> None:
 def check_setups(loaded: Sequence[Loaded]) -> None:
     """Raise CannotRun where the records are of different set-ups."""
     measured = [one for one in loaded if one.run.verb in VERBS]
+    for one in loaded:
+        if one.run.verb == "memory" and measured:
+            _check_weights(measured[0], one)
     for other in measured[1:]:
         lines = report_runs.apart(
             report_runs.setup(measured[0].run), report_runs.setup(other.run)
@@ -170,6 +181,38 @@ def check_setups(loaded: Sequence[Loaded]) -> None:
                 f"found {measured[0].name} and {other.name} with different set-ups "
                 f"({'; '.join(lines)}); expected runs whose step times belong together"
             )
+
+
+def _check_weights(steps: Loaded, memory_: Loaded) -> None:
+    """Raise CannotRun where the weights of a memory record are other ones."""
+    one, other = report_runs.setup(steps.run), report_runs.setup(memory_.run)
+    lines = [
+        f"{key}: {one[key]} against {other[key]}"
+        for key in _WEIGHTS
+        if key in one and key in other and one[key] != other[key]
+    ]
+    if lines:
+        raise CannotRun(
+            f"found {steps.name} and {memory_.name} with different set-ups "
+            f"({'; '.join(lines)}); expected the memory of the servers whose steps "
+            "were measured; fix: leave it out and give --weight-gib"
+        )
+
+
+def _other_gpu(loaded: Sequence[Loaded], name: str) -> str:
+    """Why NVML's GPU is not that of the records, "" if it may be."""
+    known = {
+        str(gpu.get("name"))
+        for one in loaded
+        for gpu in one.run.provenance.get("gpu") or ()
+        if isinstance(gpu, dict)
+    }
+    if not known or name in known:
+        return ""
+    return (
+        f"no weight-bandwidth limit: found {name} here, the records are of "
+        f"{', '.join(sorted(known))}; give --bandwidth"
+    )
 
 
 def limit(
@@ -193,6 +236,9 @@ def limit(
             return None, f"no weight-bandwidth limit: {error}; or give --bandwidth"
         if gpu.bandwidth is None:
             return None, "no weight-bandwidth limit: NVML gives no clock; --bandwidth"
+        other = _other_gpu(loaded, gpu.name)
+        if other:
+            return None, other
         bandwidth = gpu.bandwidth
         source = (
             f"{bandwidth / 1e9:,.0f} GB/s, 2 * memory clock * bus width / 8 of "

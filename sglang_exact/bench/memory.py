@@ -130,11 +130,16 @@ async def usage(served: Served) -> dict[str, Any]:
 
 
 def row(
-    served: Served, found: Mapping[str, Any], plain: bool, gpu: Device | None
+    served: Served,
+    found: Mapping[str, Any],
+    plain: bool,
+    gpu: Device | None,
+    base: str | None = None,
 ) -> dict[str, Any]:
     """One server's memory in GiB; None where a figure is not known.
 
-    `gpu` is its GPU while no other server is on it, else None.
+    `gpu` is its GPU while no other server is on it, else None. `base` names the plain
+    server that it is compared with, where there are several.
     """
     graph = found.get("graph")
     graphs = {
@@ -147,6 +152,7 @@ def row(
     return {
         "server": served.name,
         "plain": plain,
+        "base": base,
         "speculative": served.info.speculative(),
         "draft_tokens": served.draft_tokens,
         "weight_gib": weight,
@@ -184,21 +190,23 @@ def overheads(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What each server has more (less: negative) than the plain one.
 
     `draft_gib` is what the drafter takes, where it can be told: memory that the host
-    does not name plus graphs, both beyond the plain server's.
+    does not name plus graphs, both beyond the plain server's; None for a server that
+    does not say that it speculates.
     """
-    base = next((r for r in rows if r["plain"]), None)
-    if base is None:
-        return []
+    plain = {r["server"]: r for r in rows if r["plain"]}
     found = []
     for other in rows:
-        if other["plain"]:
+        name = other.get("base") or next(iter(plain), None)
+        base = plain.get(name)
+        if other["plain"] or base is None:
             continue
-        apart: dict[str, Any] = {"server": other["server"]}
+        apart: dict[str, Any] = {"server": other["server"], "base": name}
         for key in COMPARED:
             sides = (other[key], base[key])
             apart[key] = None if None in sides else sides[0] - sides[1]
         unnamed = apart["not_named_gib"]
-        apart["draft_gib"] = None if unnamed is None else unnamed + apart["graph_gib"]
+        drafts = unnamed is not None and other["speculative"]
+        apart["draft_gib"] = unnamed + apart["graph_gib"] if drafts else None
         if base["kv_tokens"] and other["kv_tokens"] is not None:
             apart["kv_tokens_share"] = other["kv_tokens"] / base["kv_tokens"]
         apart["settings"] = [
@@ -234,7 +242,7 @@ def table(run: BenchRun) -> TableData:
     for apart in overheads(run.rows):
         data.rows.append(
             (
-                f"{apart['server']} - plain",
+                f"{apart['server']} - {apart['base']}",
                 _signed(apart["weight_gib"], 2),
                 _signed(apart["kv_gib"], 2),
                 _signed(apart["kv_tokens"], 0),
@@ -260,10 +268,12 @@ def _overhead_lines(apart: Mapping[str, Any]) -> list[str]:
         lines.append(f"{name}: the drafter takes {apart['draft_gib']:.2f} GiB")
     if apart.get("kv_tokens_share") is not None:
         lines.append(
-            f"{name}: the KV pool holds {apart['kv_tokens_share']:.1%} of the plain "
-            "server's tokens"
+            f"{name}: the KV pool holds {apart['kv_tokens_share']:.1%} of the tokens "
+            f"of {apart['base']}"
         )
-    lines += [f"{name} differs from plain in {text}" for text in apart["settings"]]
+    lines += [
+        f"{name} differs from {apart['base']} in {text}" for text in apart["settings"]
+    ]
     return lines
 
 

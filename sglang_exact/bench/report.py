@@ -25,7 +25,7 @@ from sglang_exact.bench import (
 )
 from sglang_exact.bench.report_runs import Group, Loaded
 from sglang_exact.bench.run import BenchRun
-from sglang_exact.bench.tables import TableData
+from sglang_exact.bench.tables import TableData, escaped
 from sglang_exact.verify.wire import clean
 
 TITLES = {
@@ -60,6 +60,7 @@ class Report(NamedTuple):
     sections: list[Section]
     setups: dict[int, dict[str, str]]
     differences: dict[int, list[str]]
+    settings: list[str]
     problems: list[str]
     created: str
 
@@ -72,7 +73,8 @@ def build(runs: Sequence[Loaded], problems: Sequence[str], created: str) -> Repo
     trouble = list(problems)
     sections = [_section(g, trouble) for g in groups]
     apart = {n: report_runs.apart(s, first) for n, s in setups.items() if n != 1}
-    return Report(list(runs), sections, setups, apart, trouble, created)
+    other = report_runs.other_settings(groups)
+    return Report(list(runs), sections, setups, apart, other, trouble, created)
 
 
 def _section(group: Group, trouble: list[str]) -> Section:
@@ -118,7 +120,12 @@ def _tables(one: Loaded, trouble: list[str]) -> list[TableData]:
     make = _MAKERS.get(one.run.verb)
     if make is not None:
         try:
-            return make(one.run)
+            tables = make(one.run)
+            # The section's warnings say these already.
+            said = report_runs.mixed(one.run)
+            for table in tables:
+                table.below[:] = [text for text in table.below if text not in said]
+            return tables
         except _BAD_ROW as error:
             trouble.append(
                 f"{one.name}: a row of this {one.run.verb} record is not as expected "
@@ -207,7 +214,7 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    env.filters |= {"md": markdown_text, "text_plot": text_plot}
+    env.filters |= {"md": escaped, "text_plot": text_plot}
     return env
 
 
@@ -221,16 +228,6 @@ def markdown(report: Report) -> str:
     """The same as Markdown; plots are drawn in text."""
     template = environment().get_template("report.md.j2")
     return template.render(report=report, provenance=provenance)
-
-
-_MARKS = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-
-
-def markdown_text(value: object) -> str:
-    """Text that Markdown shows as it is: no HTML, links, images, code or columns."""
-    text = " ".join(str(value).split())
-    made = "".join(_MARKS.get(ch, ch) for ch in text)
-    return "".join(f"\\{ch}" if ch in "\\`*_[]|#!~" else ch for ch in made)
 
 
 def text_plot(plot: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sglang_exact.bench.exactness import show
 from sglang_exact.bench.run import BenchRun
 from sglang_exact.verify.plots import ticks
 
@@ -121,7 +122,8 @@ def bars(title: str, found: Sequence[Bar], unit: str) -> dict[str, Any] | None:
         return None
     limit = max(sum(max(v, 0) for _, v in b.parts) for b in shown) or 1.0
     names = list(dict.fromkeys(name for b in shown for name, _ in b.parts))
-    reach = WIDTH - BAR_LEFT - 110
+    # Room for the longest text behind its bar, at about seven units a character.
+    reach = WIDTH - BAR_LEFT - max(110, 7 * max(len(b.text) for b in shown) + 12)
     drawn, group, y = [], None, TOP
     for one in shown:
         if group is not None and one.group != group:
@@ -236,6 +238,8 @@ def _accept_speed(rows: Sequence[Row]) -> dict[str, Any] | None:
             continue
         gain = row.get("speed_up")
         text = f"{row['tok_s']:,.1f}" + (f" ({gain:.2f}x)" if gain else "")
+        if not row.get("plain"):
+            text += f", {show(row.get('exactness'))}"
         group = f"{row['title']}, {row['concurrency']} in flight"
         part = ((str(row["server"]), row["tok_s"]),)
         found.append(Bar(group, str(row["server"]), part, text))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from sglang_exact.bench.run import BenchRun, RunError, load
+from sglang_exact.verify.wire import clean
 
 FIELDS = (
     "model_path",
@@ -100,6 +101,8 @@ def facts(server: Mapping[str, Any]) -> dict[str, str]:
     if exact:
         found["overlay version"] = shown(exact.get("version"))
         found["GPU"] = shown(exact.get("gpu"))
+    elif "accelerator" in fields:
+        found["GPU"] = shown(fields["accelerator"])
     dummy = fields.get("load_format") == "dummy" or tests.get("dummy_weights")
     found["weights"] = "random" if dummy else "the model's"
     if tests.get("oracle"):
@@ -175,6 +178,23 @@ def group(found: Sequence[Loaded]) -> list[Group]:
         place = (one.run.verb, key, _key(settings(one.run)))
         groups.setdefault(place, Group(one.run.verb, number, own, [])).runs.append(one)
     return sorted(groups.values(), key=lambda g: (_order(g.verb), g.number))
+
+
+def other_settings(groups: Sequence[Group]) -> list[str]:
+    """What the groups of one verb and set-up differ in, each against the first."""
+    first: dict[tuple[str, int], Group] = {}
+    found = []
+    for one in groups:
+        base = first.setdefault((one.verb, one.number), one)
+        if base is one:
+            continue
+        lines = apart(settings(one.runs[0].run), settings(base.runs[0].run))
+        names = " and ".join(g.runs[0].title() for g in (one, base))
+        found.append(
+            f"{one.verb}: {names} have other settings and separate tables "
+            f"({clean('; '.join(lines), 800)})"
+        )
+    return found
 
 
 _VERBS = (

@@ -33,24 +33,30 @@ def number(value: float | None, digits: int = 1, unit: str = "") -> str:
 
 
 def markdown(table: TableData) -> str:
-    """The table as Markdown; a pipe inside a cell is escaped."""
+    """The table as Markdown; nothing inside a cell is read as markup."""
     rule = ["---" if i < table.numbers else "---:" for i in range(len(table.columns))]
-    lines = [f"**{_cell(table.title)}**", "", _line(table.columns), _line(rule)]
+    lines = [f"**{escaped(table.title)}**", "", _line(table.columns), _line(rule)]
     lines += [_line(row) for row in table.rows]
     if table.below:
-        lines += ["", *(f"- {_cell(text)}" for text in table.below)]
+        lines += ["", *(f"- {escaped(text)}" for text in table.below)]
     return "\n".join(lines) + "\n"
 
 
 def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(_cell(cell) for cell in cells)} |"
+    return f"| {' | '.join(escaped(cell) for cell in cells)} |"
 
 
-def _cell(text: str) -> str:
-    # What a server says of itself gets into cells: no HTML, no new column.
-    for mark, name in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "\\|")):
-        text = text.replace(mark, name)
-    return " ".join(text.split())
+_MARKS = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+
+
+def escaped(value: object) -> str:
+    """Text that Markdown shows as it is: no HTML, links, images, code or columns.
+
+    What servers and models write gets into tables.
+    """
+    text = " ".join(str(value).split())
+    made = "".join(_MARKS.get(ch, ch) for ch in text)
+    return "".join(f"\\{ch}" if ch in "\\`*_[]|#!~" else ch for ch in made)
 
 
 def show(table: TableData, console: Console) -> None:

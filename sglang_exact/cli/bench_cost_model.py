@@ -75,7 +75,9 @@ def cost_model(
         )
         model = modelling.Model(steps)
         limit, why = inputs.limit(loaded, bandwidth, weight_gib, gpu_index)
-        others = [f.step for f in inputs.steps(inputs.read(check or []))]
+        checks = inputs.read(check or [])
+        inputs.check_setups([*loaded, *checks])
+        others = [f.step for f in inputs.steps(checks)]
         checked = modelling.checks_against(model, others)
         if check and not checked:
             raise CannotRun(

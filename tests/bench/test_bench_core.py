@@ -325,7 +325,7 @@ def test_a_command_without_its_module_is_left_out(
 def test_tables_show_cells_as_they_are() -> None:
     table = tables.TableData("a|b", ("x", "y"), [("[red]<b>", "1|2\n3")], ["<i>"])
     text = tables.markdown(table)
-    assert "| [red]&lt;b&gt; | 1\\|2 3 |" in text and "| --- | ---: |" in text
+    assert "| \\[red\\]&lt;b&gt; | 1\\|2 3 |" in text and "| --- | ---: |" in text
     assert "&lt;i&gt;" in text
     assert tables.number(None) == "-" and tables.number(1234.567, 2) == "1,234.57"
 

@@ -51,7 +51,7 @@ def test_plain_against_speculative(tmp_path: Path) -> None:
     (apart,) = memory.overheads(run["rows"])
     assert (apart["kv_gib"], apart["kv_tokens"]) == (-6.0, 557056 - 655360)
     assert apart["kv_tokens_share"] == 0.85
-    assert "85.0% of the plain server's tokens" in out
+    assert "85.0% of the tokens of plain" in out
     assert "spec - plain" in (tmp_path / "m.md").read_text()
     # Two servers at once: nobody can say whose memory NVML sees.
     assert rows["spec"]["nvml"] is None
