@@ -7,7 +7,6 @@ the plain answers that exactness and the oracle need are kept in a file.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,14 +22,13 @@ from sglang_exact.bench import (
 )
 from sglang_exact.bench import cost_model as modelling
 from sglang_exact.bench.datasets import Dataset
-from sglang_exact.bench.exactness import total
-from sglang_exact.bench.run import BenchRun, Recorder, load, write_atomic
+from sglang_exact.bench.exactness import show, total
+from sglang_exact.bench.run import BenchRun, Recorder, load
 from sglang_exact.bench.servers import Served
 from sglang_exact.rehearsal import bench_arms, oracle
 from sglang_exact.rehearsal.bench_arms import Role, Scale
+from sglang_exact.rehearsal.bench_books import Books
 from sglang_exact.verify.console import Silent
-from sglang_exact.verify.model import Sample
-from sglang_exact.verify.record import sample_from_json, sample_to_json
 
 Row = dict[str, Any]
 NOTES = (
@@ -38,43 +36,16 @@ NOTES = (
     "acceptance was set by an oracle, it is not a draft model's",
     "one server at a time: between servers clocks may have moved, ratios are of "
     "medians",
+    "the base of host-dflash2 is host-plain, that of the exact arms is plain",
 )
-
-
-class Books:
-    """The plain answers, kept in a file so that a later call can go on."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.accept: dict[str, accept.Book] = {}
-        self.decode: dict[str, dict[int, Sample]] = {}
-        if path.exists():
-            self._read(json.loads(path.read_text()))
-
-    def _read(self, raw: dict[str, Any]) -> None:
-        for name, book in raw["accept"].items():
-            answers = {k: sample_from_json(v) for k, v in book["answers"].items()}
-            speeds = {int(c): v for c, v in book["tok_s"].items()}
-            self.accept[name] = accept.Book(answers, speeds)
-        for name, found in raw["decode"].items():
-            self.decode[name] = {int(n): sample_from_json(s) for n, s in found.items()}
-
-    def save(self) -> None:
-        """Write everything."""
-        raw = {
-            "accept": {
-                name: {
-                    "answers": {k: sample_to_json(v) for k, v in b.answers.items()},
-                    "tok_s": b.tok_s,
-                }
-                for name, b in self.accept.items()
-            },
-            "decode": {
-                name: {n: sample_to_json(s) for n, s in found.items()}
-                for name, found in self.decode.items()
-            },
-        }
-        write_atomic(self.path, json.dumps(raw).encode())
+VERB = {
+    "memory": "memory",
+    "decode-table": "decode-table",
+    **dict.fromkeys(("accept", "acceptance", "widths"), "accept"),
+}
+"""The record that a stage's rows go to."""
+OWN_TITLE = f"{bench_arms.TITLE}, oracle of its own answers"
+Loads = tuple[tuple[int, int], ...]
 
 
 @dataclass(slots=True)
@@ -128,24 +99,68 @@ class Stages:
     def keep(self, recorder: Recorder, served: Served, row: Row, *same: str) -> None:
         """Put a row in the place of one of an earlier call, with its server.
 
-        `same` are the keys that, with the server, tell a row from another.
+        `same` are the keys that, with the server, tell a row from another. A row that
+        was cut off does not take the place of a whole one.
         """
         run, keys = recorder.run, ("server", *same)
-        run.rows = [r for r in run.rows if any(r[k] != row[k] for k in keys)]
+        before = [r for r in run.rows if all(r[k] == row[k] for k in keys)]
+        if row.get("partial") and any(not r.get("partial") for r in before):
+            return
+        run.rows = [r for r in run.rows if r not in before]
         run.rows.append(row)
         if any("exactness" in row for row in run.rows):
             run.exactness = total(run.rows)
-        before = [s for s in report_runs.servers(run) if s.get("name") != served.name]
+        others = [s for s in report_runs.servers(run) if s.get("name") != served.name]
         seeds = {"prompts": bench_arms.SEED}
-        run.provenance = provenance.collect([*before, served.facts], seeds)
+        run.provenance = provenance.collect([*others, served.facts], seeds)
         run.complete = False
         recorder.save()
 
-    def finish(self) -> None:
-        """Everything that was asked for is measured."""
-        for verb in ("accept", "decode-table", "memory"):
+    def finish(self, left: set[str]) -> None:
+        """Everything that was asked for is measured, but for the stages `left`."""
+        for verb in sorted(set(VERB.values()) - {VERB[stage] for stage in left}):
             if (self.out / f"{verb}.json").exists():
                 self.record(verb, {}).finish()
+
+    def is_done(self, role: Role, stage: str) -> bool:
+        """Whether an earlier call measured all of a stage."""
+        path = self.out / f"{VERB[stage]}.json"
+        rows = load(path).rows if path.exists() else []
+        own = [row for row in rows if row["server"] == role.arm.name]
+        if stage == "memory":
+            return bool(own)
+        if stage == "decode-table":
+            found = {row["prompt_tokens"]: row["rounds"] for row in own}
+            wanted = zip(self.scale.contexts, self.scale.rounds, strict=True)
+            return all(found.get(length, 0) >= rounds for length, rounds in wanted)
+        whole = {
+            (row["title"], row["concurrency"])
+            for row in own
+            if not row["partial"] and not row["failed"]
+        }
+        return whole >= self.cells(role, stage)
+
+    def cells(self, role: Role, stage: str) -> set[tuple[str, int]]:
+        """Title and requests in flight of every row that a stage gives the accept
+        record."""
+        first, every = self.scale.load[:1], self.scale.load
+        if stage == "acceptance":
+            titles = [swept_title(n) for n in self.lengths(role)]
+            return {(title, c) for title in titles for c, _ in first}
+        found = {(bench_arms.TITLE, c) for c, _ in every}
+        if stage == "widths":
+            return {(bench_arms.TITLE, c) for c, _ in first}
+        own = {(OWN_TITLE, c) for c, _ in first} if self.leaves_plain(role) else set()
+        return found | own
+
+    def lengths(self, role: Role) -> list[float]:
+        """The acceptance lengths that an arm's blocks can have."""
+        return [n for n in self.scale.swept if n <= role.arm.tokens]
+
+    @staticmethod
+    def leaves_plain(role: Role) -> bool:
+        """Whether an arm's answers are not plain decoding's, nor the oracle's."""
+        return role.arm.mode == "stock" and bool(role.arm.drafter)
 
     def tell_oracle(self, rate: float, known: list[tuple[Any, Any]]) -> None:
         """What the drafter knows, and how much of it is right."""
@@ -158,12 +173,32 @@ class Stages:
         return [(r.ids, s.ids) for r, s in prompts if s is not None]
 
     def lacking(self, role: Role, stages: list[str]) -> list[str]:
-        """Stages for which the reference's answers are not known yet."""
+        """Stages for which the reference's answers are not known yet.
+
+        Without them there is nothing to compare with, and an oracle keeps no draft:
+        speed and acceptance would be of another setting than the table says.
+        """
         if role.arm.name == role.reference:
             return []
-        answers = dict.fromkeys(bench_arms.STAGES, self.books.accept)
-        found: dict[str, Any] = {**answers, "decode-table": self.books.decode}
-        return [s for s in stages if s != "memory" and role.reference not in found[s]]
+        decode = self.books.decode.get(role.reference, {})
+        found = {
+            "memory": True,
+            "decode-table": any(n in decode for n in self.scale.contexts),
+            "accept": bool(self.known_loads(role, self.scale.load)),
+        }
+        first = bool(self.known_loads(role, self.scale.load[:1]))
+        return [stage for stage in stages if not found.get(stage, first)]
+
+    def known_loads(self, role: Role, load_: Loads) -> Loads:
+        """The loads of which the reference has answered every timed prompt."""
+        if role.arm.name == role.reference:
+            return load_
+        book = self.books.accept.get(role.reference, accept.Book())
+        return tuple(
+            (c, count)
+            for c, count in load_
+            if all(r.id in book.answers for r in self.data.take(count, c))
+        )
 
     async def memory(self, role: Role, served: Served) -> None:
         """Before anything is asked: what the host names and what NVML sees."""
@@ -174,7 +209,8 @@ class Stages:
         except memory.NoNvml as error:
             recorder.note(f"NVML is left out: {error}")
         usage = await memory.usage(served)
-        row = memory.row(served, usage, served.name == "plain", gpu)
+        plain = served.name == role.reference
+        row = memory.row(served, usage, plain, gpu, role.reference)
         self.keep(recorder, served, row)
 
     async def accept(
@@ -183,23 +219,28 @@ class Stages:
         """Speed at every concurrency, answers against the reference's."""
         if served.name != role.reference:
             self.tell_oracle(self.rate, self.known(role.reference))
-        await self.loads(role, served, title, self.scale.load)
-        if role.arm.mode == "stock" and role.arm.drafter and title == bench_arms.TITLE:
+        load_ = self.known_loads(role, self.scale.load)
+        self.failed += [
+            f"{served.name} accept, {c} in flight: found no answers of "
+            f"{role.reference} to its prompts"
+            for c, _ in self.scale.load
+            if c not in dict(load_)
+        ]
+        await self.loads(role, served, title, load_)
+        if self.leaves_plain(role) and title == bench_arms.TITLE:
             # Stock verify leaves plain decoding's ids, and with them the oracle. With
             # its own answers as continuation its acceptance comes near the setting.
             await self.own_answers(role, served)
 
-    async def loads(
-        self, role: Role, served: Served, title: str, load_: tuple[tuple[int, int], ...]
-    ) -> None:
-        """One row per concurrency in the accept record."""
-        data = replace(self.data, title=title)
+    async def loads(self, role: Role, served: Served, title: str, load_: Loads) -> None:
+        """One row per concurrency in the accept record; what was cut off is kept."""
+        data, every = replace(self.data, title=title), self.scale.load
         plan = accept.Plan(
-            (self.data,), [c for c, _ in load_], self.scale.prompts,
+            (self.data,), [c for c, _ in every], self.scale.prompts,
             self.scale.new_tokens, ignore_eos=True,
         )  # fmt: skip
         recorder = self.record(
-            "accept", plan.settings() | {"load": [list(pair) for pair in load_]}
+            "accept", plan.settings() | {"load": [list(pair) for pair in every]}
         )
         book = self.books.accept.setdefault(role.reference, accept.Book())
         scratch = Recorder(BenchRun("accept"), self.out / "unfinished.json")
@@ -210,12 +251,18 @@ class Stages:
             unit = accept.Unit(
                 served, served.name == role.reference, data, concurrency, own
             )
-            self.failed += await unit.run(book, scratch, Silent())
-            row = scratch.run.rows[-1]
-            self.say(f"    {title}, {concurrency} in flight: {_brief(row)}")
-            self.keep(recorder, served, row, "title", "concurrency")
-        scratch.path.unlink(missing_ok=True)
-        self.books.save()
+            try:
+                self.failed += await unit.run(book, scratch, Silent())
+            finally:
+                # Also when time is up: a row says itself that it was cut off.
+                for row in scratch.run.rows:
+                    self.say(f"    {title}, {concurrency} in flight: {_brief(row)}")
+                    self.keep(recorder, served, row, "title", "concurrency")
+                for text in scratch.run.notes:
+                    recorder.note(text)
+                scratch.run.rows.clear()
+                scratch.path.unlink(missing_ok=True)
+                self.books.save()
 
     async def own_answers(self, role: Role, served: Served) -> None:
         """The same load with the server's own answers as the oracle's continuation."""
@@ -226,18 +273,14 @@ class Stages:
             if answer.sample is not None:
                 known.append((request.ids, answer.sample.ids))
         self.tell_oracle(self.rate, known)
-        title = f"{bench_arms.TITLE}, oracle of its own answers"
-        await self.loads(role, served, title, load_)
+        await self.loads(role, served, OWN_TITLE, load_)
 
     async def acceptance(self, role: Role, served: Served) -> None:
         """Speed over acceptance length, one in flight."""
-        for length in self.scale.swept:
-            if length > role.arm.tokens:
-                continue
+        for length in self.lengths(role):
             rate = modelling.keep_rate(length, role.arm.tokens)
             self.tell_oracle(rate, self.known(role.reference))
-            title = f"{bench_arms.TITLE}, acceptance set to {length:g}"
-            await self.loads(role, served, title, self.scale.load[:1])
+            await self.loads(role, served, swept_title(length), self.scale.load[:1])
 
     async def widths(self, role: Role, served: Served) -> None:
         """One in flight for the cost model; the main arms have it from `accept`."""
@@ -251,32 +294,47 @@ class Stages:
         plan = decode_table.Plan(
             scale.contexts, max(scale.rounds), scale.decode_tokens, seed=42
         )
-        recorder = self.record(
-            "decode-table",
-            plan.settings()
-            | {"order": "server by server", "rounds": list(scale.rounds)},
-        )
+        recorder = self.record("decode-table", {})
+        lengths = {row["prompt_tokens"] for row in recorder.run.rows}
+        recorder.run.settings |= plan.settings() | {
+            "prompt_lengths": sorted({*lengths, *scale.contexts}),
+            "order": decode_table.ONE_BY_ONE,
+            "rounds": "of every row its own",
+        }
         answers = self.books.decode.setdefault(role.reference, {})
         for length, rounds in zip(scale.contexts, scale.rounds, strict=True):
             ids = bench_arms.context_ids(scale, length)
             known = answers.get(length)
+            if known is None and name != role.reference:
+                self.failed.append(
+                    f"{name} decode-table, {length} tokens: found no answer of "
+                    f"{role.reference}"
+                )
+                continue
             if role.arm.drafter and known is not None:
                 self.tell_oracle(self.rate, [(ids, known.ids)])
             part = decode_table.Part(
                 length, f"ids of seed {bench_arms.SEED}", ids, plan, role.reference,
                 name, Silent(), reference=None if name == role.reference else known,
             )  # fmt: skip
-            await part.warm_up([served])
-            for index in range(rounds):
-                await part.round(index)
-            self.failed += part.problems
-            for row in part.rows():
+            try:
+                await part.warm_up([served])
+                for index in range(rounds):
+                    await part.round(index)
+            finally:
+                self.failed += part.problems
                 if name == role.reference and part.reference is not None:
                     answers[length] = part.reference
-                self.say(f"    {length} tokens: {_brief(row)}")
-                self.keep(recorder, served, row, "prompt_tokens")
-                _ratios(recorder)
-        self.books.save()
+                self.books.save()
+                for row in part.rows():
+                    self.say(f"    {length} tokens: {_brief(row)}")
+                    self.keep(recorder, served, row, "prompt_tokens")
+                    _ratios(recorder)
+
+
+def swept_title(length: float) -> str:
+    """Of the rows of one acceptance length."""
+    return f"{bench_arms.TITLE}, acceptance set to {length:g}"
 
 
 def _ratios(recorder: Recorder) -> None:
@@ -307,8 +365,8 @@ def _median(found: Row | None) -> float | None:
 
 def _brief(row: Row) -> str:
     speed = row.get("tok_s") or _median(row.get("decode_tok_s")) or 0
-    found, got = row["exactness"], row.get("acceptance")
-    equal = f"ids equal {found['ids_equal']}/{found['compared']}"
-    return f"{speed:,.1f} tok/s, {equal}" + (
+    equal, got = show(row["exactness"]), row.get("acceptance")
+    cut = ", cut off" if row.get("partial") else ""
+    return f"{speed:,.1f} tok/s, {equal}{cut}" + (
         f", acceptance {got['micro']:.2f}" if got else ""
     )

@@ -34,7 +34,7 @@ def measured(path: Path, pair: EnginePair, verb: str, *args: str) -> dict[str, A
     assert (plain["name"], spec["name"]) == ("plain", "spec")
     assert spec["attestation"]["version"] == plain["attestation"]["version"]
     assert spec["speculative"]["speculative_algorithm"] == "DFLASH"
-    assert "launch_server" in spec["launch_command"]
+    assert "--speculative-algorithm DFLASH" in spec["launch_command"]
     return run
 
 

@@ -31,6 +31,7 @@ class Engine:
     started: ClassVar[list[str]] = []
     broken: ClassVar[set[str]] = set()
     silent: ClassVar[set[str]] = set()
+    lies: ClassVar[dict[str, Lies]] = {}
 
     def __init__(
         self, model: Path, *, mode: str, flags: list[str], log: Path, **_: Any
@@ -50,7 +51,7 @@ class Engine:
         self.server = BenchServer(
             speculative="--speculative-algorithm" in flags,
             width=width,
-            lies=Lies({"wrong-token"}) if wrong else Lies(),
+            lies=self.lies.get(self.name, Lies({"wrong-token"} if wrong else set())),
             info=info,
             exact=None if mode == "stock" else {"version": "0.1.0", "gpu": "none"},
         )
@@ -93,6 +94,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.setattr(Engine, "started", [])
     monkeypatch.setattr(Engine, "broken", set())
     monkeypatch.setattr(Engine, "silent", set())
+    monkeypatch.setattr(Engine, "lies", {})
     yield module
     sys.path[:] = before
 
@@ -164,9 +166,64 @@ def test_a_later_call_goes_on(
     exact = accept["rows"][-1]
     assert exact["server"] == "exact-dflash2" and exact["speed_up"] is not None
     assert exact["exactness"]["ids_equal"] == exact["exactness"]["compared"] == 4
+    assert accept["settings"]["concurrency"] == [1, 2]
     rows = len(accept["rows"])
     assert run(script, monkeypatch, tmp_path, *second) == 0
+    assert len(Engine.started) == 2, "nothing is asked twice"
+    assert run(script, monkeypatch, tmp_path, *second, "--again") == 0
+    assert len(Engine.started) == 3
     assert len(read(tmp_path, "accept")["rows"]) == rows, "replaced, not doubled"
+    assert len(read(tmp_path, "gpu-bench")["commands"]) == 4
+
+
+def test_rows_of_another_setting_are_not_mixed(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    first = ("--only", "accept", "--arms", "plain")
+    assert run(script, monkeypatch, tmp_path, *first) == 0
+    before = (tmp_path / "accept.json").read_bytes()
+    second = ("--only", "accept", "--arms", "exact-dflash2")
+    for more in (("--new-tokens", "9"), ("--acceptance", "3"), ("--width", "3")):
+        assert run(script, monkeypatch, tmp_path, *second, *more) == 2
+        assert "rows of another setting" in capsys.readouterr().out
+    gpu = [{"name": "NVIDIA H200", "driver_version": "580"}]
+    with monkeypatch.context() as patch:
+        patch.setattr(script.provenance, "gpus", lambda: gpu)
+        assert run(script, monkeypatch, tmp_path, *second) == 2
+    assert (tmp_path / "accept.json").read_bytes() == before
+    # Contexts are rows of their own: they may come later.
+    assert run(script, monkeypatch, tmp_path, *second, "--contexts", "40") == 0
+
+
+def test_what_was_measured_before_a_break_is_kept(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sglang_exact.bench.drive.GIVE_UP", 2)
+    # A probe, then a warm-up and a request alone, then a warm-up of two: the second
+    # of the four timed requests fails, and all after it.
+    Engine.lies["plain"] = Lies({"error-500"}, when=lambda _, state: state.requests > 6)
+    only = ("--only", "accept", "--arms", "plain")
+    assert run(script, monkeypatch, tmp_path, *only) == 2
+    rows = read(tmp_path, "accept")["rows"]
+    found = [(row["concurrency"], row["partial"]) for row in rows]
+    assert found == [(1, False), (2, True)]
+    assert rows[1]["failed"] >= 2 and not read(tmp_path, "accept")["complete"]
+    assert "plain accept" in read(tmp_path, "gpu-bench")["open"]
+    books = read(tmp_path, "plain-answers")["accept"]["plain"]
+    assert len(books["answers"]) == 1 and "2" not in books["tok_s"]
+    assert not (tmp_path / "unfinished.json").exists()
+    # Only what the plain server answered is asked of the other: no oracle of nothing.
+    second = ("--only", "accept", "--arms", "exact-dflash2")
+    assert run(script, monkeypatch, tmp_path, *second) == 2
+    (failed,) = read(tmp_path, "gpu-bench")["failed"]
+    assert "accept, 2 in flight: found no answers of plain" in failed
+    Engine.lies.clear()
+    both = ("--only", "accept", "--arms", "plain,exact-dflash2")
+    assert run(script, monkeypatch, tmp_path, *both) == 0
+    accept = read(tmp_path, "accept")
+    assert len(accept["rows"]) == 4 and accept["complete"]
+    assert not any(row["partial"] or row["failed"] for row in accept["rows"])
 
 
 def test_what_fails_costs_itself_alone(
@@ -175,15 +232,32 @@ def test_what_fails_costs_itself_alone(
     Engine.broken.add("host-plain")
     Engine.silent.add("plain")
     assert run(script, monkeypatch, tmp_path, "--only", "accept,memory") == 2
-    assert Engine.started == ["plain", "exact-dflash2"]
+    # What needs no answers of the arm that is missing is measured all the same.
+    assert Engine.started == ["plain", "exact-dflash2", "host-dflash2"]
     failed = "\n".join(read(tmp_path, "gpu-bench")["failed"])
     assert "host-plain: found the server ended with status 1" in failed
     assert "host-dflash2: found no answers of host-plain for accept" in failed
     assert "plain memory: server plain: found no memory_usage" in failed
     assert not read(tmp_path, "memory")["complete"]
     servers = [row["server"] for row in read(tmp_path, "memory")["rows"]]
-    assert servers == ["exact-dflash2"]
+    assert servers == ["exact-dflash2", "host-dflash2"]
     assert (tmp_path / "report.html").exists()
+    # A later call that goes well does not make whole what is still missing.
+    Engine.silent.clear()
+    only = ("--only", "memory", "--arms", "plain")
+    assert run(script, monkeypatch, tmp_path, *only) == 0
+    left = read(tmp_path, "gpu-bench")["open"]
+    assert set(left) == {
+        "host-plain accept",
+        "host-plain memory",
+        "host-dflash2 accept",
+    }
+    assert not read(tmp_path, "accept")["complete"]
+    Engine.broken.clear()
+    assert run(script, monkeypatch, tmp_path, "--only", "accept,memory") == 0
+    assert Engine.started[3:] == ["plain", "host-plain", "host-dflash2"]
+    assert read(tmp_path, "gpu-bench")["open"] == {}
+    assert read(tmp_path, "accept")["complete"] and read(tmp_path, "memory")["complete"]
 
 
 def test_speculation_needs_the_plain_answers(
