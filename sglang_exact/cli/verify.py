@@ -9,31 +9,38 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Coroutine
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, TextIO, TypeVar, cast
 
 import typer
 from rich.console import Console
 
-from sglang_exact.verify import report as reporting
-from sglang_exact.verify import session, summary
+from sglang_exact.cli.verify_out import (
+    COULD_NOT_RUN,
+    INTERRUPTED,
+    Forgiving,
+    cannot,
+    command_line,
+    finish,
+    guarded,
+    tell,
+)
+from sglang_exact.verify import session
 from sglang_exact.verify.arms import EXTRA_ROLES, REFERENCE, TESTED
-from sglang_exact.verify.client import Failed, redact_url
+from sglang_exact.verify.client import Failed
 from sglang_exact.verify.console import Bar
 from sglang_exact.verify.fleet import Address
 from sglang_exact.verify.plan import Settings
 from sglang_exact.verify.record import RecordError, RecordLost
 from sglang_exact.verify.runner import Options
 
-COULD_NOT_RUN = 2
-INTERRUPTED = 130
-SECRETS = ("--api-key", "--reference-api-key")
 T = TypeVar("T")
+# A year: longer times overflow where they are waited for.
+MOST_SECONDS = 3.2e7
 
 
 class Suite(StrEnum):
@@ -89,12 +96,28 @@ SkipTokenizer = Annotated[
     bool,
     typer.Option("--skip-tokenizer-init", help="Prompts as ids: no tokenizer there."),
 ]
+
+
+def _seconds(value: float) -> float:
+    """A time that ends: neither 0, which would mean none, nor NaN."""
+    if not 0 < value < MOST_SECONDS:
+        raise typer.BadParameter(f"found {value:g}, expected seconds above 0")
+    return value
+
+
 Timeout = Annotated[
-    float, typer.Option("--request-timeout", help="Seconds for one answer.")
+    float,
+    typer.Option(
+        "--request-timeout", callback=_seconds, help="Seconds for one answer."
+    ),
 ]
 Reconnect = Annotated[
     float,
-    typer.Option("--reconnect-timeout", help="Seconds to wait for a lost server."),
+    typer.Option(
+        "--reconnect-timeout",
+        callback=_seconds,
+        help="Seconds to wait for a lost server.",
+    ),
 ]
 
 Reference = Annotated[
@@ -129,7 +152,9 @@ RestartCommand = Annotated[
 ]
 RestartTimeout = Annotated[
     float,
-    typer.Option("--restart-timeout", help="Seconds until it answers again."),
+    typer.Option(
+        "--restart-timeout", callback=_seconds, help="Seconds until it answers again."
+    ),
 ]
 Html = Annotated[Path | None, typer.Option("--html", help="Write the page here.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
@@ -142,6 +167,7 @@ Format = Annotated[
 ]
 
 
+@guarded
 def verify(
     base_url: BaseUrl,
     reference: Reference = None,
@@ -202,9 +228,10 @@ def verify(
         request_timeout,
     )
     run = _run(session.verify(inputs, _display))
-    _finish(run, output_format, json_file, html, submit_row)
+    finish(run, output_format is OutputFormat.json, json_file, html, submit_row)
 
 
+@guarded
 def record(
     base_url: BaseUrl,
     suite: SuiteOption = Suite.standard,
@@ -243,12 +270,13 @@ def record(
         timeout=request_timeout,
     )
     problems = _run(session.record_reference(inputs, _display))
-    typer.echo(f"recorded in {inputs.output}")
+    Forgiving(sys.stdout).write(f"recorded in {inputs.output}\n")
     for line in problems:
-        typer.echo(f"not recorded: {line}", err=True)
+        tell(f"not recorded: {line}")
     raise typer.Exit(COULD_NOT_RUN if problems else 0)
 
 
+@guarded
 def report(
     record_file: Annotated[Path, typer.Argument(help="A record written by verify.")],
     html: Html = None,
@@ -259,14 +287,12 @@ def report(
     """Show a record again, as text, JSON or a page."""
     try:
         run = session.load_run(record_file)
-        _finish(run, output_format, json_file, html, submit_row)
-    except (typer.Exit, KeyboardInterrupt):
-        raise
     except (RecordError, ValueError) as error:
-        _cannot(str(error))
+        cannot(str(error))
     except Exception as error:
         # A record that was changed by hand may fail anywhere.
-        _cannot(f"{record_file}: unexpected {type(error).__name__}: {error}")
+        cannot(f"{record_file}: unexpected {type(error).__name__}: {error}")
+    finish(run, output_format is OutputFormat.json, json_file, html, submit_row)
 
 
 def add(app: typer.Typer) -> None:
@@ -276,29 +302,10 @@ def add(app: typer.Typer) -> None:
     app.command("report")(report)
 
 
-def command_line(argv: list[str]) -> str:
-    """The command as it may be written down: no API key, no password in a URL."""
-    shown, hide = [Path(argv[0]).name if argv else ""], False
-    for word in argv[1:]:
-        name, equals, value = word.partition("=")
-        if hide:
-            shown.append("***")
-        elif name in SECRETS and equals:
-            shown.append(f"{name}=***")
-        elif "://" in value and "@" in value:
-            shown.append(f"{name}={redact_url(value)}")
-        elif "://" in word and "@" in word:
-            shown.append(redact_url(word))
-        else:
-            shown.append(word)
-        hide = not hide and word in SECRETS
-    return shlex.join(shown)
-
-
 def _extra(text: str, key: str | None) -> Address:
     role, _, url = text.partition("=")
     if role not in EXTRA_ROLES or not url:
-        _cannot(
+        cannot(
             f"--server {role!r}: expected ROLE=URL with ROLE one of "
             f"{', '.join(EXTRA_ROLES)}"
         )
@@ -309,13 +316,13 @@ def _output(path: Path | None, resume: bool, kind: str) -> Path:
     """The record's path; the default carries the time, so no record is lost."""
     if path is not None:
         if not resume and path.is_file() and path.stat().st_size:
-            _cannot(
+            cannot(
                 f"--output-file {path}: exists; pass --resume to go on with it, or "
                 "another name"
             )
         return path
     if resume:
-        _cannot("--resume: expected --output-file with the record to go on with")
+        cannot("--resume: expected --output-file with the record to go on with")
     stamp = session.now().replace("-", "").replace(":", "").partition("+")[0]
     # Two runs may start in the same second.
     return Path(f"sglang-exact-{kind}-{stamp}Z-{os.getpid()}.jsonl")
@@ -326,12 +333,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _display(total: int) -> Bar:
-    return Bar(Console(stderr=True), total)
-
-
-def _cannot(text: str) -> NoReturn:
-    typer.echo(f"sglang-exact cannot run this: {text}", err=True)
-    raise typer.Exit(COULD_NOT_RUN)
+    return Bar(Console(file=cast(TextIO, Forgiving(sys.stderr))), total)
 
 
 async def _stoppable(work: Coroutine[Any, Any, T]) -> T:
@@ -346,36 +348,10 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(_stoppable(work))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        typer.echo("interrupted; the record keeps what was answered", err=True)
+        tell("interrupted; the record keeps what was answered")
         raise typer.Exit(INTERRUPTED) from None
     except (Failed, RecordLost, ValueError, OSError) as error:
-        _cannot(str(error))
+        cannot(str(error))
     except Exception as error:
         # Whatever a server may have caused, the user gets one line and status 2.
-        _cannot(f"unexpected {type(error).__name__}: {error}")
-
-
-def _finish(
-    run: summary.Run,
-    output_format: OutputFormat,
-    json_file: Path | None,
-    html: Path | None,
-    submit_row: Path | None,
-) -> None:
-    status = summary.EXIT[summary.verdict(run)]
-    if output_format is OutputFormat.json:
-        sys.stdout.buffer.write(reporting.json_bytes(summary.to_json(run)))
-        sys.stdout.buffer.flush()
-    else:
-        reporting.print_result(run, Console(highlight=False, soft_wrap=True))
-        typer.echo(f"record: {run.header.get('record')}")
-        typer.echo(f"command: {run.header.get('command')}")
-    try:
-        reporting.write_files(
-            run, json_file=json_file, html_file=html, row_file=submit_row
-        )
-    except OSError as error:
-        text = f"sglang-exact: the report cannot be written: {error}"
-        typer.echo(text, err=True)
-        status = status or COULD_NOT_RUN
-    raise typer.Exit(status)
+        cannot(f"unexpected {type(error).__name__}: {error}")

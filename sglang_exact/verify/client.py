@@ -42,8 +42,20 @@ BROKEN = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError)
 _VOCAB = re.compile(r"range is \[0, (\d{1,9})\)")
 
 
+# What a server answers that will not serve a request, whenever it is asked. Any other
+# 4xx (a key that has expired, a rate limit, a wrong path) is no word on the request.
+UNSERVED = (400, 413, 422)
+
+
 class Refused(RuntimeError):
-    """The server answered 4xx: it says that it will not serve this request."""
+    """The server answered with a 4xx `status`.
+
+    `unserved`: it says that it does not serve such a request at all.
+    """
+
+    def __init__(self, text: str, status: int = 400):
+        super().__init__(text)
+        self.unserved = status in UNSERVED
 
 
 class Failed(RuntimeError):
@@ -58,12 +70,12 @@ def redact_url(url: str) -> str:
     """`url` without user, password and query; "***" for what is no address."""
     try:
         parts = urlsplit(url)
+        port = f":{parts.port}" if parts.port else ""
     except ValueError:
         return "***"
     host = parts.hostname or ""
     if ":" in host:
         host = f"[{host}]"
-    port = f":{parts.port}" if parts.port else ""
     return urlunsplit((parts.scheme, host + port, parts.path.rstrip("/"), "", ""))
 
 
@@ -213,7 +225,8 @@ class Client:
             raise Lost(self.scrub(_named(error))) from error
         except BROKEN as error:
             raise Failed(self.scrub(_named(error))) from error
-        return replace(sample, latency_s=time.monotonic() - began)
+        took = time.monotonic() - began
+        return replace(sample, finish=self.scrub(sample.finish), latency_s=took)
 
     async def _check_status(self, response: aiohttp.ClientResponse) -> None:
         if response.status == 200:
@@ -222,7 +235,7 @@ class Client:
         if response.status == 503:
             raise Lost(text)
         if 400 <= response.status < 500:
-            raise Refused(text)
+            raise Refused(text, response.status)
         raise Failed(text)
 
     async def _error(self, response: aiohttp.ClientResponse) -> str:
@@ -235,6 +248,9 @@ class Client:
                 "address it really has"
             )
         raw = await _head(response, MAX_ERROR)
+        # Before it is cut, or the cut would leave a part of the key.
+        for secret in self._secrets:
+            raw = raw.replace(secret.encode("utf-8", "surrogateescape"), b"***")
         return self.scrub(f"{response.status}: {error_text(raw)}")
 
     async def wait_ready(self, timeout: float) -> bool:

@@ -95,7 +95,7 @@ class Company:
             outcome = Outcome(
                 self.planned.arm.name, "", turn, server.label, FAILED, neighbour=True
             )
-            token = counter.enter()
+            token = counter.enter(neighbour=True)
             try:
                 manner = Manner(logprobs=False)
                 sample, _ = await server.ask(case, manner, reconnect_s)
@@ -106,9 +106,10 @@ class Company:
             except (Refused, Failed) as error:
                 failures += 1
                 outcome.message = str(error)
-                outcome.status = REFUSED if isinstance(error, Refused) else FAILED
+                unserved = isinstance(error, Refused) and error.unserved
+                outcome.status = REFUSED if unserved else FAILED
             finally:
-                outcome.in_flight = counter.leave(token)
+                outcome.in_flight, _ = counter.leave(token)
             self.outcomes.append(outcome)
 
     def _cannot(self, server: Server) -> None:

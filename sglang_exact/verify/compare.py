@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from sglang_exact.verify.bits import bits_to_float, ulp_distance
-from sglang_exact.verify.model import Difference, Sample
+from sglang_exact.verify.model import Case, Difference, Sample
 
 Top = tuple[tuple[int | None, int], ...]
 
@@ -51,6 +51,17 @@ def compare(answer: Sample, reference: Sample) -> Difference | None:
         max_abs=max_difference(answer, reference),
         details=_details(answer, reference),
     )
+
+
+def not_finite(case: Case, answer: Sample) -> int:
+    """How many logprobs of an answer are NaN or infinite.
+
+    Of the top lists only where the user set no sampling parameters: a grammar or a bias
+    may leave fewer than k tokens that are possible at all.
+    """
+    top = () if case.sampling else answer.top
+    listed = sum(bits is None for row in top for bits, _ in row)
+    return max(answer.logprobs.count(None), listed)
 
 
 def _kinds(

@@ -52,7 +52,7 @@ class ArmRun:
                 outcome = await self._ask(job)
             finally:
                 peak = self.counter.leave(token)
-            outcome.in_flight = peak
+            outcome.in_flight, outcome.company = peak
             outcome.latency_s = time.monotonic() - began
             self.failures = self.failures + 1 if outcome.status == FAILED else 0
             self.result.outcomes.append(outcome)
@@ -66,7 +66,8 @@ class ArmRun:
                 job.case, job.manner, self.book.reconnect_s
             )
         except (Refused, Failed) as error:
-            status = REFUSED if isinstance(error, Refused) else FAILED
+            unserved = isinstance(error, Refused) and error.unserved
+            status = REFUSED if unserved else FAILED
             return Outcome(
                 name, job.case.key(), job.index, self.server.label, status, str(error)
             )

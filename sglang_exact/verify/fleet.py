@@ -13,14 +13,16 @@ from sglang_exact.verify.client import Client, Failed, Lost, Refused
 from sglang_exact.verify.model import Case, Manner, Sample, ServerInfo
 
 ATTEMPTS = 3
+# Pauses before each look at a server that says that it is another one, in seconds.
+SETTLE_S = (0.0, 0.2, 0.6)
 
 
 @dataclass(slots=True)
 class Server:
     """One server and what is known of it.
 
-    `down` holds the reason once it has stopped answering for good, `changed` what a new
-    process behind the address says otherwise than the first one.
+    `down` holds the reason once it has stopped answering for good, `changed` what it
+    has said about itself since then otherwise than at first.
     """
 
     label: str
@@ -75,17 +77,27 @@ class Server:
         return "the server was restarted during this arm"
 
     async def _look_again(self) -> bool:
-        """Is it another process than before? What it now says it is goes to `changed`
-        where it differs."""
-        try:
-            now = await server_facts.inspect(
-                self.client, self.info.label, self.info.vocab_size
-            )
-        except (Lost, Refused):
-            return False
+        """Is it another process than before?
+
+        What it says otherwise than at first is added to `changed` for good: going back
+        to the first set-up does not undo what was answered in between.
+        """
+        now, found = self.info, []
+        for pause in SETTLE_S:
+            await asyncio.sleep(pause)
+            try:
+                now = await server_facts.inspect(
+                    self.client, self.info.label, self.info.vocab_size
+                )
+            except (Lost, Refused):
+                return False
+            found = server_facts.changes(self.info, now)
+            # A server that is still starting may not say everything yet.
+            if not found:
+                break
+        self.changed += [text for text in found if text not in self.changed]
         if now.identity == self.info.identity or not now.fields:
             return False
-        self.changed = server_facts.changes(self.info, now)
         self.info = self.info._replace(identity=now.identity)
         return True
 
@@ -144,18 +156,24 @@ async def connect(
 
 
 class InFlight:
-    """Counts requests that overlap; every request learns its own peak."""
+    """Counts requests that overlap; every request learns its own peaks."""
 
     def __init__(self) -> None:
-        self._peaks: dict[object, int] = {}
+        self._peaks: dict[object, tuple[int, int]] = {}
+        self._neighbours: set[object] = set()
 
-    def enter(self) -> object:
+    def enter(self, *, neighbour: bool = False) -> object:
+        """A request begins; its token is for leave()."""
         token = object()
-        self._peaks[token] = 0
-        now = len(self._peaks)
-        for other in self._peaks:
-            self._peaks[other] = max(self._peaks[other], now)
+        self._peaks[token] = (0, 0)
+        if neighbour:
+            self._neighbours.add(token)
+        now, beside = len(self._peaks), len(self._neighbours)
+        for other, (most, company) in self._peaks.items():
+            self._peaks[other] = (max(most, now), max(company, beside))
         return token
 
-    def leave(self, token: object) -> int:
+    def leave(self, token: object) -> tuple[int, int]:
+        """The most requests, and of them neighbours, that ran at once meanwhile."""
+        self._neighbours.discard(token)
         return self._peaks.pop(token)

@@ -12,10 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_exact.verify.arms import LONG, PREFILL_TOKENS, Arm
+from sglang_exact.verify.liveness_counters import counted, counters_of
 from sglang_exact.verify.model import DIFFERENT, EQUAL, Outcome, Reference, ServerInfo
 
 # Servers may say no to these: long prompts, seeds, penalties.
 OPTIONAL = ("seeds", "penalties", *LONG)
+# What every arm claims beside its own.
+EVERY_ARM = ("finite", "whole")
+# Sampling parameters that may end a generation before max_new_tokens in spite of
+# ignore_eos.
+ENDING = (
+    *("stop", "stop_regex", "regex", "json_schema", "ebnf", "structural_tag"),
+    *("no_stop_trim", "stop_token_ids"),
+)
 
 
 @dataclass(slots=True)
@@ -43,57 +52,13 @@ def unmet(evidence: Evidence) -> list[str]:
     if len(answered) < evidence.expected:
         return [f"{len(answered)} of {evidence.expected} requests were compared"]
     reasons = []
-    for name in (*evidence.arm.claims, "finite"):
+    for name in (*evidence.arm.claims, *EVERY_ARM):
         reasons += CLAIMS[name](evidence, answered)
     return reasons
 
 
-def counters_of(outcomes: list[Outcome]) -> list[Outcome]:
-    """The answers that must carry counters: one token needs no verify step."""
-    return [o for o in outcomes if o.tokens > 1]
-
-
-def contradiction(outcome: Outcome) -> str | None:
-    """A reason why a request's counters cannot be true, None if they may be."""
-    c = outcome.counters
-    if c.verify is None:
-        return None
-    if c.verify > max(outcome.tokens, 1):
-        return f"{c.verify} verify steps for {outcome.tokens} tokens"
-    if c.correct is None or c.proposed is None:
-        return None
-    if c.correct > c.proposed:
-        return f"{c.correct} drafts accepted of {c.proposed} proposed"
-    # The prefill token, one token per verify step and every accepted draft: the last
-    # block may be cut, so this may exceed the tokens sent and never fall short.
-    if 1 + c.verify + c.correct < outcome.tokens:
-        return (
-            f"1 + {c.verify} verify steps + {c.correct} accepted drafts do not "
-            f"make {outcome.tokens} tokens"
-        )
-    if c.histogram and sum(c.histogram) != c.verify:
-        return f"histogram counts {sum(c.histogram)} steps, spec_verify_ct {c.verify}"
-    return None
-
-
-def _counted(answered: list[Outcome]) -> tuple[list[Outcome], list[str]]:
-    wanted = counters_of(answered)
-    if not wanted:
-        return [], ["answers of one token need no verify step"]
-    silent = [o for o in wanted if not o.counters.verify]
-    if silent:
-        return [], [
-            f"{len(silent)} of {len(wanted)} answers carry no spec_verify_ct: nothing "
-            "shows that they were speculated"
-        ]
-    wrong = [text for o in wanted if (text := contradiction(o))]
-    if wrong:
-        return [], [f"speculation counters contradict themselves: {wrong[0]}"]
-    return wanted, []
-
-
-def _speculates(_: Evidence, answered: list[Outcome]) -> list[str]:
-    wanted, reasons = _counted(answered)
+def _speculates(evidence: Evidence, answered: list[Outcome]) -> list[str]:
+    wanted, reasons = counted(evidence.servers, answered)
     if reasons:
         return reasons
     tokens = sum(o.tokens for o in wanted)
@@ -116,8 +81,8 @@ def _rejects(_: Evidence, answered: list[Outcome]) -> list[str]:
     return []
 
 
-def _speculates_nothing(_: Evidence, answered: list[Outcome]) -> list[str]:
-    wanted, reasons = _counted(answered)
+def _speculates_nothing(evidence: Evidence, answered: list[Outcome]) -> list[str]:
+    wanted, reasons = counted(evidence.servers, answered)
     if reasons:
         return reasons
     unknown = [o for o in wanted if o.counters.correct is None]
@@ -151,8 +116,10 @@ def _finite(_: Evidence, answered: list[Outcome]) -> list[str]:
 
 def _streamed(_: Evidence, answered: list[Outcome]) -> list[str]:
     several = [o for o in answered if o.tokens > 1]
-    if not any(o.chunks > 1 for o in several):
-        return ["no answer came in more than one piece"]
+    pieces = sum(o.chunks > 1 for o in several)
+    # A slow reader may find all pieces of a short answer at once, but not of most.
+    if pieces == 0 or 2 * pieces < len(several):
+        return [f"{pieces} of {len(several)} answers came in more than one piece"]
     return []
 
 
@@ -188,6 +155,24 @@ def _prompt_tokens(evidence: Evidence, answered: list[Outcome]) -> list[str]:
     return []
 
 
+def _whole(evidence: Evidence, answered: list[Outcome]) -> list[str]:
+    """Nothing ends an answer early where end-of-text tokens are to be ignored."""
+    short = []
+    for outcome in answered:
+        params = evidence.references[outcome.case].params
+        ends = not params["ignore_eos"] or set(ENDING) & set(
+            _sampling(evidence, outcome)
+        )
+        if not ends and outcome.tokens < params["max_new_tokens"]:
+            short.append((outcome.tokens, params["max_new_tokens"]))
+    if not short:
+        return []
+    return [
+        f"{len(short)} answers end early ({short[0][0]} of {short[0][1]} tokens): the "
+        "server caps max_new_tokens or does not honour ignore_eos"
+    ]
+
+
 def _stopped(evidence: Evidence, answered: list[Outcome]) -> list[str]:
     if not any(o.finish.startswith("stop") for o in answered):
         return ["no generation ended by itself: every one ran into max_new_tokens"]
@@ -202,8 +187,8 @@ def _sampling(evidence: Evidence, outcome: Outcome) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _counted_steps(_: Evidence, answered: list[Outcome]) -> list[str]:
-    return _counted(answered)[1]
+def _counted_steps(evidence: Evidence, answered: list[Outcome]) -> list[str]:
+    return counted(evidence.servers, answered)[1]
 
 
 def _altered(evidence: Evidence, answered: list[Outcome]) -> list[str]:
@@ -218,16 +203,16 @@ def _altered(evidence: Evidence, answered: list[Outcome]) -> list[str]:
     return []
 
 
-def _sampled_neighbours(evidence: Evidence, _: list[Outcome]) -> list[str]:
+def _sampled_neighbours(evidence: Evidence, answered: list[Outcome]) -> list[str]:
     done = [o for o in evidence.neighbours if o.status in (EQUAL, DIFFERENT)]
     if not done:
         return _no_company(evidence, "sampled")
     if not any(o.status == DIFFERENT for o in done):
         return ["the sampled neighbours all gave greedy answers"]
-    return _overlap(done)
+    return _beside(answered)
 
 
-def _prefill_neighbours(evidence: Evidence, _: list[Outcome]) -> list[str]:
+def _prefill_neighbours(evidence: Evidence, answered: list[Outcome]) -> list[str]:
     done = [o for o in evidence.neighbours if o.status in (EQUAL, DIFFERENT)]
     if not done:
         return _no_company(evidence, "prefill")
@@ -236,7 +221,7 @@ def _prefill_neighbours(evidence: Evidence, _: list[Outcome]) -> list[str]:
         return [
             f"the neighbours' prompts have {longest} tokens, expected {PREFILL_TOKENS}"
         ]
-    return _overlap(done)
+    return _beside(answered)
 
 
 def _no_company(evidence: Evidence, kind: str) -> list[str]:
@@ -244,9 +229,11 @@ def _no_company(evidence: Evidence, kind: str) -> list[str]:
     return [f"no {kind} neighbour was answered", *sorted(said)[:1]]
 
 
-def _overlap(done: list[Outcome]) -> list[str]:
-    if max(o.in_flight for o in done) < 2:
-        return ["no neighbour ran while another request was in flight"]
+def _beside(answered: list[Outcome]) -> list[str]:
+    """Neighbours that give up early leave the rest of the answers alone."""
+    count = sum(o.company > 0 for o in answered)
+    if 2 * count < len(answered):
+        return [f"{count} of {len(answered)} answers had a neighbour in flight"]
     return []
 
 
@@ -282,6 +269,7 @@ CLAIMS: dict[str, Callable[[Evidence, list[Outcome]], list[str]]] = {
     "logprobs": _logprobs,
     "no-logprobs": _no_logprobs,
     "finite": _finite,
+    "whole": _whole,
     "streamed": _streamed,
     "in-flight": _in_flight,
     "cached": _cached,

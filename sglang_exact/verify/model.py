@@ -86,12 +86,16 @@ class Manner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Per-request speculation counters; None where the server sent none."""
+    """Per-request speculation counters; None where the server sent none.
+
+    After each of `retractions` a prefill gives a token that no verify step counts.
+    """
 
     verify: int | None = None
     correct: int | None = None
     proposed: int | None = None
     histogram: tuple[int, ...] = ()
+    retractions: int | None = None
 
     def width(self) -> int | None:
         """Draft tokens per verify step, the host's count (drafts + 1)."""
@@ -148,7 +152,8 @@ class Outcome:
     """What came of one request of one arm, small enough to keep for every request.
 
     The whole answer is kept only when it differs. `probe` names a request that was made
-    to explain a difference; `neighbour` marks company that is not compared.
+    to explain a difference; `neighbour` marks company that is not compared, and
+    `company` counts how much of it ran meanwhile.
     """
 
     arm: str
@@ -172,6 +177,7 @@ class Outcome:
     latency_s: float = 0.0
     attempts: int = 1
     neighbour: bool = False
+    company: int = 0
     probe: str = ""
 
 

@@ -211,12 +211,24 @@ def _drop_cut_line(path: Path) -> None:
             file.truncate(raw.rfind(b"\n") + 1)
 
 
+def is_begun(path: Path) -> bool:
+    """Does a record hold at least one whole line?"""
+    try:
+        with path.open("rb") as file:
+            return file.readline().endswith(b"\n")
+    except FileNotFoundError:
+        return False
+
+
 def read(path: Path) -> Contents:
     """Read a record. Raises RecordError for a file that is none."""
     try:
-        lines = path.read_bytes().splitlines()
+        raw = path.read_bytes()
     except OSError as error:
         raise RecordError(f"{path}: cannot be read: {error.strerror}") from error
+    # A line without its end was cut off, whatever is left of it: Writer drops it too.
+    whole, _, cut = raw.rpartition(b"\n")
+    lines = whole.split(b"\n") if whole else [cut]
     reader = _Reader()
     for number, line in enumerate(lines, 1):
         try:
@@ -249,8 +261,9 @@ class _Reader:
     def take(self, row: dict[str, Any]) -> None:
         kind = row.pop("kind")
         if kind == "header":
-            # A resumed run writes its header again; the first one stays.
-            self.header = self.header or row
+            # A resumed run writes its header again: the first one stays, and the run
+            # has not ended yet.
+            self.header, self.end = self.header or row, None
         elif kind == "server":
             info = ServerInfo(**{**row, "notes": tuple(row["notes"])})
             self.servers[info.label, info.url] = info

@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from sglang_exact.verify.client import Failed, Refused
-from sglang_exact.verify.compare import compare
+from sglang_exact.verify.compare import compare, not_finite
 from sglang_exact.verify.fleet import Server
-from sglang_exact.verify.model import Case, Manner, Reference
+from sglang_exact.verify.model import Case, Manner, Reference, ServerInfo
 from sglang_exact.verify.plan import PlannedArm
 from sglang_exact.verify.record import Writer
 
@@ -19,6 +19,21 @@ GIVE_UP = 3
 def _asked_twice(case: Case) -> bool:
     """A sampled answer is a reference only if the reference repeats it."""
     return case.temperature > 0
+
+
+def drawn_anew(case: Case, info: ServerInfo) -> str:
+    """Why a sampled answer is no reference even if it was repeated; "" if it may be.
+
+    The host reads seeds (42 where a request has none) only under deterministic
+    inference, so without it a repeated short answer is chance.
+    """
+    said = info.fields.get("enable_deterministic_inference")
+    if not _asked_twice(case) or info.exact or said or said is None:
+        return ""
+    return (
+        "the reference draws sampled answers anew: enable_deterministic_inference is "
+        "off there"
+    )
 
 
 class Display(Protocol):
@@ -66,11 +81,12 @@ class ReferenceBook:
                 found = await self._ask(server, key, case, may_speculate)
             except (Refused, Failed) as error:
                 self.errors[key] = str(error)
-                if isinstance(error, Refused):
+                unserved = isinstance(error, Refused) and error.unserved
+                if unserved:
                     self.refused.add(key)
                     self.writer.refusal(key, str(error))
                 # A refusal (a prompt too long, say) is about the case, not the server.
-                failures = failures + 1 if isinstance(error, Failed) else 0
+                failures = 0 if unserved else failures + 1
                 if failures >= GIVE_UP:
                     server.down = server.down or f"gave up: {error}"
             else:
@@ -78,21 +94,25 @@ class ReferenceBook:
                 self.answers[key] = found
                 self.writer.reference(found)
             self.display.advance(case.max_new_tokens)
+        # It may have come back as another between two requests.
+        await server.check_identity()
 
     async def _ask(
         self, server: Server, key: str, case: Case, may_speculate: bool
     ) -> Reference:
         manner = Manner(top=self.top)
         answer, _ = await server.ask(case, manner, self.reconnect_s)
-        if None in answer.logprobs:
+        if server.changed:
+            raise Failed(f"the server came back with another set-up: {server.changed}")
+        if not_finite(case, answer):
             raise Failed("the reference gave a logprob that is not finite")
         if answer.counters.verify and not may_speculate:
             raise Failed(
                 f"the reference speculates ({answer.counters.verify} verify steps); "
                 "expected a server started without --speculative-*"
             )
-        unstable = ""
-        if _asked_twice(case):
+        unstable = drawn_anew(case, server.info)
+        if _asked_twice(case) and not unstable:
             again, _ = await server.ask(case, manner, self.reconnect_s)
             self.display.advance(case.max_new_tokens)
             if compare(again, answer) is not None:

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-from sglang_exact.verify import diagnose, liveness
+from sglang_exact.verify import liveness
 from sglang_exact.verify import server as server_facts
 from sglang_exact.verify.arms import (
     REFERENCE,
@@ -16,9 +16,8 @@ from sglang_exact.verify.arms import (
     START_HINTS,
     WIDTH,
 )
-from sglang_exact.verify.client import Failed, Refused
 from sglang_exact.verify.company import Company
-from sglang_exact.verify.compare import compare
+from sglang_exact.verify.compare import compare, not_finite
 from sglang_exact.verify.drive import ArmRun
 from sglang_exact.verify.fleet import Fleet, InFlight, Server
 from sglang_exact.verify.model import (
@@ -33,16 +32,15 @@ from sglang_exact.verify.model import (
     REFUSED,
     VERIFIED,
     ArmResult,
-    Manner,
     Outcome,
     Reference,
     Sample,
 )
 from sglang_exact.verify.plan import Job, Plan, PlannedArm
+from sglang_exact.verify.probing import Prober, emptied
 from sglang_exact.verify.record import RecordLost, Writer
 from sglang_exact.verify.reference import Display, ReferenceBook
 
-PROBED_CASES = 2
 # A resumed run does not ask again what came out like this.
 FINAL = (VERIFIED, DIVERGED, NOT_OFFERED)
 # How long a restart command may return ahead of the restart, in seconds.
@@ -94,7 +92,7 @@ class Runner:
         self.probes: list[Outcome] = []
         self.interrupted = False
         self.broken = ""
-        self._probed: set[tuple[str, str]] = set()
+        self._prober = Prober(self.book, self.outcome, self.probes)
 
     async def run(self) -> None:
         """Record what the reference lacks, then run every arm in order.
@@ -146,7 +144,9 @@ class Runner:
         company = Company(planned, self.plan, self.references)
         restarted = None
         if arm.role == RESTARTED:
-            restarted = await self._restart(servers[0], result)
+            restarted = await restart(
+                servers[0], self.fleet.tested, self.options, result, self.display
+            )
         for server in servers:
             await self._drive(server, planned, result, company)
         await self._judge(planned, result, servers, company, restarted)
@@ -200,33 +200,6 @@ class Runner:
             return []
         return [o for o in before.outcomes if o.status in (EQUAL, DIFFERENT)]
 
-    async def _restart(self, server: Server, result: ArmResult) -> str | None:
-        command = self.options.restart_command
-        if server is not self.fleet.tested or command is None:
-            other = server.info.identity != self.fleet.tested.info.identity
-            return "a second process of the server" if other else None
-        self.display.say("running the restart command")
-        # stdout belongs to the result.
-        process = await asyncio.create_subprocess_shell(command, stdout=2)
-        status = await process.wait()
-        if status != 0:
-            result.notes.append(f"the restart command ended with status {status}")
-        limit = self.options.restart_timeout_s
-        until = time.monotonic() + min(limit, RESTART_GRACE_S)
-        # The command may return before the old process has gone.
-        while True:
-            if not await server.client.wait_ready(limit):
-                server.down = "the server did not answer after the restart command"
-                return None
-            changed = await server.check_identity()
-            if changed or time.monotonic() > until:
-                return changed
-            await asyncio.sleep(0.2)
-
-    async def _flush(self, server: Server) -> str | None:
-        problem = await server.client.flush()
-        return f"the prefix cache was not emptied: {problem}" if problem else None
-
     async def _drive(
         self,
         server: Server,
@@ -239,7 +212,7 @@ class Runner:
         todo = deque(j for j in planned.jobs if (server.label, j.index) not in kept)
         tokens = sum(job.case.max_new_tokens for job in todo)
         self.display.begin(arm.name, tokens)
-        if arm.flush and (problem := await self._flush(server)):
+        if arm.flush and (problem := await emptied(server)):
             result.notes.append(problem)
         seen, counter = len(server.returns), InFlight()
         run = ArmRun(self.book, self.outcome, server, planned, result, todo, counter)
@@ -287,7 +260,7 @@ class Runner:
             cached_tokens=sample.cached_tokens,
             counters=sample.counters,
             chunks=len(sample.chunks),
-            not_finite=sample.logprobs.count(None),
+            not_finite=not_finite(job.case, sample),
             has_logprobs=bool(sample.logprobs),
             finish=sample.finish,
             latency_s=sample.latency_s,
@@ -321,7 +294,7 @@ class Runner:
         said = list(dict.fromkeys(o.message for o in (*failed, *refused)))[:3]
         if different:
             result.state, result.reasons = DIVERGED, claims
-            await self._probe(planned, different, servers)
+            await self._prober.look(planned, different, servers, self.fleet.reference)
         elif failed:
             result.state = COULD_NOT_RUN
             result.reasons = [f"{len(failed)} requests failed", *said]
@@ -366,32 +339,44 @@ class Runner:
             if o.server == tested and (width := o.counters.width())
         }
 
-    async def _probe(
-        self, planned: PlannedArm, different: list[Outcome], servers: list[Server]
-    ) -> None:
-        """Ask a few diverging cases again, alone: what a suspicion rests on."""
-        by_label = {server.label: server for server in servers}
-        jobs = {job.case.key(): job for job in planned.jobs}
-        cases = dict.fromkeys((o.server, o.case) for o in different)
-        for label, key in list(cases)[:PROBED_CASES]:
-            server = by_label[label]
-            if (label, key) in self._probed or server.down:
-                continue
-            self._probed.add((label, key))
-            self.display.say(f"looking closer at {key} on {label}")
-            for name in diagnose.PROBES:
-                await self._probe_one(server, jobs[key], name)
-            reference = self.fleet.reference
-            if reference is not None and not reference.down:
-                await self._probe_one(reference, jobs[key], diagnose.REFERENCE_AGAIN)
 
-    async def _probe_one(self, server: Server, job: Job, name: str) -> None:
-        manner = Manner(top=self.plan.settings.top, stream=name == diagnose.SOLO)
-        await self._flush(server)
-        try:
-            sample, _ = await server.ask(job.case, manner, self.options.reconnect_s)
-        except (Refused, Failed):
-            return
-        outcome = self.outcome(server, job, "probe", sample, probe=name)
-        self.probes.append(outcome)
-        self.writer.outcome(outcome)
+async def restart(
+    server: Server, tested: Server, options: Options, result: ArmResult, shown: Display
+) -> str | None:
+    """Restart `server` if there is a command for it.
+
+    Returns what shows that another process answers now, None if nothing does. What went
+    wrong on the way is noted in `result`.
+    """
+    command, limit = options.restart_command, options.restart_timeout_s
+    if server is not tested or command is None:
+        other = server.info.identity != tested.info.identity
+        return "a second process of the server" if other else None
+    shown.say("running the restart command")
+    if problem := await _run(command, limit):
+        result.notes.append(problem)
+    until = time.monotonic() + min(limit, RESTART_GRACE_S)
+    # The command may return before the old process has gone.
+    while True:
+        if not await server.client.wait_ready(limit):
+            server.down = "the server did not answer after the restart command"
+            return None
+        changed = await server.check_identity()
+        if changed or time.monotonic() > until:
+            return changed
+        await asyncio.sleep(0.2)
+
+
+async def _run(command: str, limit: float) -> str | None:
+    """Run a shell command; what is to be said about its end, if anything."""
+    try:
+        # stdout belongs to the result.
+        process = await asyncio.create_subprocess_shell(command, stdout=2)
+    except OSError as error:
+        return f"the restart command cannot be run: {error.strerror}"
+    try:
+        status = await asyncio.wait_for(process.wait(), limit)
+    except TimeoutError:
+        # It may be the server itself, in the foreground: left alone.
+        return f"the restart command did not end within {limit:g} s and still runs"
+    return f"the restart command ended with status {status}" if status else None

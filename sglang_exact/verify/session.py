@@ -13,15 +13,23 @@ from typing import Any, NamedTuple
 import orjson
 
 from sglang_exact import __version__
+from sglang_exact.verify import arms as arm_table
 from sglang_exact.verify import plan as planning
 from sglang_exact.verify import record
 from sglang_exact.verify import server as server_facts
 from sglang_exact.verify.arms import REFERENCE
 from sglang_exact.verify.client import Failed
 from sglang_exact.verify.fleet import Address, Fleet, connect
-from sglang_exact.verify.model import ArmResult, Case, Reference, ServerInfo
+from sglang_exact.verify.model import (
+    NOT_REACHED,
+    ArmResult,
+    Case,
+    Reference,
+    ServerInfo,
+)
 from sglang_exact.verify.plan import Plan, Settings
 from sglang_exact.verify.reference import Display
+from sglang_exact.verify.replay import check_answers, given_reference
 from sglang_exact.verify.runner import Options, Runner
 from sglang_exact.verify.summary import Run
 
@@ -62,7 +70,7 @@ async def verify(inputs: Inputs, display: DisplayFactory) -> Run:
             vocab_size=inputs.vocab_size,
         )
         _check_reference(fleet)
-        given = _given_reference(inputs)
+        given = given_reference(inputs.reference_file)
         plan = _plan(inputs, fleet, given)
         header = _header(inputs, plan, fleet)
         if given is not None:
@@ -70,15 +78,17 @@ async def verify(inputs: Inputs, display: DisplayFactory) -> Run:
         earlier = _resume(inputs, header, fleet)
         references = dict(given.references) if given else {}
         references |= earlier.references if earlier else {}
+        check_answers(plan, references)
         done = {r.name: r for r in earlier.results} if earlier else {}
         servers = [server.info for server in fleet.servers]
         if given is not None:
-            servers += [s._replace(label=REFERENCE) for s in given.servers[:1]]
+            servers += [s for s in given.servers if s.label == REFERENCE][-1:]
         options = _options(inputs, fleet, given, servers)
         writer = stack.enter_context(
             record.Writer(inputs.output, append=earlier is not None)
         )
         writer.header(header)
+        servers = [_taken_over(earlier, info) for info in servers]
         for info in servers:
             writer.server(info)
         if given is not None:
@@ -93,11 +103,11 @@ async def verify(inputs: Inputs, display: DisplayFactory) -> Run:
         await runner.run()
         finished = now()
         if not runner.broken:
-            writer.end({"finished": finished, "interrupted": runner.interrupted})
+            writer.end(_end(finished, fleet, interrupted=runner.interrupted))
         probes = (earlier.probes if earlier else []) + runner.probes
         return Run(
             earlier.header if earlier else header,
-            servers,
+            _every_server(earlier, servers),
             runner.references,
             runner.results,
             probes,
@@ -105,6 +115,35 @@ async def verify(inputs: Inputs, display: DisplayFactory) -> Run:
             finished,
             runner.broken,
         )
+
+
+def _taken_over(earlier: record.Contents | None, info: ServerInfo) -> ServerInfo:
+    """The server with a note if another address answered before it."""
+    before = (
+        {s.url for s in earlier.servers if s.label == info.label} if earlier else {}
+    )
+    if not before or info.url in before:
+        return info
+    note = f"took over when the run was resumed; before it {', '.join(before)} answered"
+    return info._replace(notes=(*info.notes, note))
+
+
+def _every_server(
+    earlier: record.Contents | None, servers: list[ServerInfo]
+) -> list[ServerInfo]:
+    """Also those that answered before the run was resumed."""
+    found = [*(earlier.servers if earlier else []), *servers]
+    return list({(info.label, info.url): info for info in found}.values())
+
+
+def _changed(fleet: Fleet) -> list[str]:
+    return fleet.reference.changed if fleet.reference else []
+
+
+def _end(finished: str, fleet: Fleet, *, interrupted: bool) -> dict[str, Any]:
+    """The last line of a record; with `changed` its answers are no reference."""
+    row = {"finished": finished, "interrupted": interrupted}
+    return {**row, "changed": _changed(fleet)} if _changed(fleet) else row
 
 
 def _options(
@@ -137,6 +176,7 @@ async def record_reference(inputs: Inputs, display: DisplayFactory) -> list[str]
         header = _header(inputs, plan, fleet)
         earlier = _resume(inputs, header, fleet)
         references = dict(earlier.references) if earlier else {}
+        check_answers(plan, references)
         writer = stack.enter_context(
             record.Writer(inputs.output, append=earlier is not None)
         )
@@ -147,9 +187,12 @@ async def record_reference(inputs: Inputs, display: DisplayFactory) -> list[str]
         shown = stack.enter_context(display(missing))
         runner = Runner(plan, fleet, writer, shown, inputs.options, references)
         await runner.record_references()
-        writer.end({"finished": now(), "interrupted": False})
-        refused = [p.refusal for p in plan.arms if p.refusal]
-        return refused + [
+        writer.end(_end(now(), fleet, interrupted=False))
+        problems = [p.refusal for p in plan.arms if p.refusal]
+        problems += [
+            f"the server came back with another set-up: {c}" for c in _changed(fleet)
+        ]
+        return problems + [
             f"{key}: {text}"
             for key, text in runner.book.errors.items()
             if key not in runner.book.refused
@@ -169,11 +212,23 @@ def load_run(path: Path) -> Run:
         contents.header,
         contents.servers,
         contents.references,
-        contents.results,
+        _all_arms(contents),
         contents.probes,
         bool(end.get("interrupted", True)),
         str(end.get("finished", "")),
     )
+
+
+def _all_arms(contents: record.Contents) -> list[ArmResult]:
+    """The arms of the record, and as "not reached" those that it should hold."""
+    names = [str(name) for name in contents.header.get("arms") or ()]
+    chosen = (
+        arm_table.by_name(names)
+        if names
+        else arm_table.of_suite(str(contents.header.get("suite")))
+    )
+    missing = {arm.name: ArmResult(arm.name, arm.title, NOT_REACHED) for arm in chosen}
+    return list((missing | {r.name: r for r in contents.results}).values())
 
 
 def _check_reference(fleet: Fleet) -> None:
@@ -184,17 +239,6 @@ def _check_reference(fleet: Fleet) -> None:
             f"the reference server speculates: found speculative_algorithm "
             f"{algorithm!r}, expected none; start it without --speculative-*"
         )
-
-
-def _given_reference(inputs: Inputs) -> record.Contents | None:
-    if inputs.reference_file is None:
-        return None
-    contents = record.read(inputs.reference_file)
-    if not contents.references:
-        raise record.RecordError(
-            f"{inputs.reference_file}: holds no reference answer; record it again"
-        )
-    return contents
 
 
 def _plan(inputs: Inputs, fleet: Fleet, given: record.Contents | None) -> Plan:
@@ -254,7 +298,7 @@ def _shown(path: Path | None) -> str | None:
 def _resume(
     inputs: Inputs, header: dict[str, Any], fleet: Fleet
 ) -> record.Contents | None:
-    if not inputs.resume or not inputs.output.exists():
+    if not inputs.resume or not record.is_begun(inputs.output):
         return None
     earlier = record.read(inputs.output)
     reasons = [

@@ -76,7 +76,16 @@ def verdict(run: Run) -> str:
         r.state == VERIFIED or (r.state == NOT_OFFERED and r.name not in named)
         for r in run.results
     )
-    return "verified" if fine and VERIFIED in states else "not verified"
+    return "verified" if fine and looked_at(run) else "not verified"
+
+
+def looked_at(run: Run) -> bool:
+    """Is there a verified arm in which another server than the reference answered?"""
+    return any(_beyond_reference(r) for r in run.results if r.state == VERIFIED)
+
+
+def _beyond_reference(result: ArmResult) -> list[Outcome]:
+    return [o for o in result.outcomes if o.server != REFERENCE_ROLE]
 
 
 def counts(outcomes: Iterable[Outcome]) -> tuple[int, int]:
@@ -110,9 +119,9 @@ def failure_bound(compared: int, equal: int) -> str | None:
 
 
 def total_bound(run: Run) -> str | None:
-    """The bound over the arms that were verified."""
+    """The bound over the arms that were verified, the reference's own left out."""
     good = [r for r in run.results if r.state == VERIFIED]
-    return failure_bound(*counts(o for r in good for o in r.outcomes))
+    return failure_bound(*counts(o for r in good for o in _beyond_reference(r)))
 
 
 def acceptance(outcomes: Iterable[Outcome]) -> dict[str, Any] | None:
@@ -151,6 +160,8 @@ def headline(run: Run) -> str:
         f"{good}/{len(run.results)} arms verified"
     )
     word = verdict(run)
+    if compared and not any(o.has_logprobs for r in run.results for o in r.outcomes):
+        size += " (ids only: no logprobs were asked for)"
     if word == "divergence":
         worst = [r.name for r in run.results if r.state == DIVERGED]
         return f"DIVERGENCE in {_some(worst)}: {size}"
@@ -162,6 +173,8 @@ def headline(run: Run) -> str:
         return f"INTERRUPTED, partial result: {size}"
     if run.broken:
         return f"NOT VERIFIED, {run.broken}: {size}"
+    if VERIFIED in {r.state for r in run.results} and not looked_at(run):
+        return f"NOT VERIFIED, the tested server was not compared: {size}"
     open_arms = [r.name for r in run.results if r.state != VERIFIED]
     return f"NOT VERIFIED, {_some(open_arms) or 'nothing was asked'}: {size}"
 

@@ -18,6 +18,8 @@ from sglang_exact.verify.model import Counters, Sample
 
 MAX_ID = 2**31
 MAX_WIDTH = 4096
+# Comments, and fields of an event stream that carry no answer.
+NO_DATA = (b":", b"event:", b"id:", b"retry:")
 
 
 class BadAnswer(ValueError):
@@ -172,14 +174,17 @@ def _top(
         return ()
     if not isinstance(value, list) or len(value) != length:
         raise BadAnswer("output_top_logprobs does not cover every output position")
-    return tuple(sort_top([_pair(item) for item in row or []]) for row in _rows(value))
+    return tuple(sort_top([_pair(item) for item in _row(row, top_k)]) for row in value)
 
 
-def _rows(value: list[Any]) -> list[list[Any] | None]:
-    for row in value:
-        if row is not None and not isinstance(row, list):
-            raise BadAnswer(f"a top-logprob row is {clean(row, 40)}, not a list")
-    return value
+def _row(row: Any, top_k: int) -> list[Any]:
+    if row is not None and not isinstance(row, list):
+        raise BadAnswer(f"a top-logprob row is {clean(row, 40)}, not a list")
+    found = row or []
+    # A shorter list on both sides would be equal without having been looked at.
+    if top_k and len(found) != top_k:
+        raise BadAnswer(f"a top-logprob row has {len(found)} entries, expected {top_k}")
+    return found
 
 
 def sort_top(
@@ -208,6 +213,7 @@ def _counters(meta: dict[str, Any]) -> Counters:
         correct=_count(meta, "spec_num_correct_drafts"),
         proposed=_count(meta, "spec_num_proposed_drafts"),
         histogram=tuple(histogram or ()),
+        retractions=_count(meta, "num_retractions"),
     )
 
 
@@ -228,7 +234,7 @@ class StreamReader:
     def feed(self, line: bytes) -> None:
         """Take one line of the event stream. Raises BadAnswer for a bad one."""
         line = line.strip()
-        if not line or line.startswith(b":"):
+        if not line or line.startswith(NO_DATA):
             return
         if not line.startswith(b"data:"):
             shown = clean(line[:60].decode("utf-8", "replace"))
