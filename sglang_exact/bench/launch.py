@@ -127,7 +127,9 @@ class Launched:
             name, _, value = words.pop(0).partition("=")
             env[name] = value
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as log:
+        # A server prints its arguments, and with them its key: for the owner alone.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        with os.fdopen(os.open(self.log, flags, 0o600), "ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", str(supervise.__file__), *words),
                 stdin=asyncio.subprocess.PIPE,

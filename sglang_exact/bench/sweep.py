@@ -316,6 +316,8 @@ def _complain(
                 f"{name}, {length}: {len(other)} of {len(counts)} requests have "
                 f"another {key.upper()}, {min(other):g} to {max(other):g}"
             )
+        elif row[key] != length:
+            recorder.note(f"{name}, {length}: mean {key.upper()} is {row[key]:g}")
     if served.info.speculative() and row["acceptance"] is None:
         recorder.note(
             f"{name}: no acceptance length: found no spec_verify_calls counter in "

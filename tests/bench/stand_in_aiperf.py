@@ -3,7 +3,7 @@
 
 The fields are those of a real run. STAND_IN chooses what goes wrong:
 fail-at=N (exit status 1 at that length), no-summary, hang, cut-record, one-failed,
-no-metrics, text-only, version=X.
+no-metrics, text-only, version=X, short-one (the last answer lacks a token).
 """
 
 from __future__ import annotations
@@ -112,6 +112,9 @@ def main() -> int:
             "output_token_throughput_per_user": (length - 1) / seconds,
             "time_to_first_token": 1000 * seconds / length,
             "request_latency": 1000 * seconds,
+            "usage_prompt_tokens": length,
+            "usage_completion_tokens": len(ids)
+            - (wrong == "short-one" and number == total - 1),
         }
         row = {
             "metadata": {"benchmark_phase": phase},

@@ -10,7 +10,7 @@ import bench_records as records
 import pytest
 from bench_runs import command, record
 
-from sglang_exact.bench import cost_model, cost_model_inputs, report_runs
+from sglang_exact.bench import cost_model, cost_model_inputs, memory, report_runs
 from sglang_exact.bench.cost_model import Limit, Model, Step
 from sglang_exact.bench.drive import CannotRun
 
@@ -169,6 +169,38 @@ def test_other_set_ups_are_refused(tmp_path: Path) -> None:
         cost_model_inputs.check_setups(
             loaded(tmp_path, a=records.leaderboard(), b=other)
         )
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    runs = {"lb": records.leaderboard(), "mem": records.memory()}
+    cost_model_inputs.check_setups(loaded(tmp_path, **runs))
+    runs["mem"].provenance = records.provenance(records.server("plain", model_path="Z"))
+    with pytest.raises(CannotRun, match=r"model_path: Q against Z.*--weight-gib"):
+        cost_model_inputs.check_setups(loaded(tmp_path, **runs))
+
+
+def test_the_limit_is_that_of_the_measured_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = loaded(tmp_path, lb=records.leaderboard())
+    for name, there in (("NVIDIA H200", True), ("NVIDIA L40S", False)):
+        gpu = memory.Device(0, name, 1.0, 140.0, 4.8e12)
+        monkeypatch.setattr(memory, "device", lambda index, gpu=gpu: gpu)
+        limit, why = cost_model_inputs.limit(runs, None, 50.0, None)
+        assert (limit is not None) is there
+        assert ("found NVIDIA L40S here" in why) is not there
+
+
+def test_steps_with_prefill_in_them_say_so(tmp_path: Path) -> None:
+    runs = loaded(tmp_path, lb=records.leaderboard(), acc=records.accept())
+    for found in cost_model_inputs.steps(runs):
+        wall = "wall clock with prefill" in found.step.source
+        assert wall is found.step.source.startswith("acc")
+    # Nothing but wall time is known of it: no decode step can be told from that.
+    unstreamed = records.leaderboard()
+    for row in unstreamed.rows:
+        row["decode_tok_s"] = None
+    assert cost_model_inputs.steps(loaded(tmp_path, lb=unstreamed)) == []
 
 
 def test_command(tmp_path: Path) -> None:

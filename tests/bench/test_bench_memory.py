@@ -153,6 +153,15 @@ def test_draft_is_what_nobody_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert apart["not_named_gib"] == pytest.approx(5.75)
     assert apart["draft_gib"] == pytest.approx(5.75 + 1.25)
     assert memory.overheads([spec]) == []
+    # Another plain server has no drafter, and is no base unless it is named as one.
+    stock = {**plain, "server": "stock", "plain": False, "speculative": False}
+    (apart,) = memory.overheads([plain, stock])
+    assert apart["draft_gib"] is None and apart["base"] == "plain"
+    stock = {**stock, "plain": True, "not_named_gib": 2.0}
+    both = [plain, stock, {**spec, "base": "stock"}]
+    (apart,) = memory.overheads(both)
+    assert apart["base"] == "stock"
+    assert apart["not_named_gib"] == pytest.approx(spec["not_named_gib"] - 2.0)
 
 
 @pytest.mark.parametrize(

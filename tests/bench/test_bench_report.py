@@ -164,6 +164,17 @@ def test_other_settings_are_kept_apart_under_one_set_up(tmp_path: Path) -> None:
     found = made(tmp_path, a=records.sweep("a"), b=other)
     assert [(s.number, len(s.tables)) for s in found.sections] == [(1, 1), (1, 1)]
     assert found.differences == {}
+    (said,) = found.settings
+    assert "b and a have other settings" in said and "seed: 7 against 42" in said
+    assert said in report.html(found) and "seed: 7 against 42" in report.markdown(found)
+    assert made(tmp_path, a=records.sweep("a")).settings == []
+
+
+def test_plots_show_exactness_beside_speed(tmp_path: Path) -> None:
+    found = made(tmp_path, a=records.accept())
+    texts = [bar["text"] for bar in found.sections[0].plots[0][1][0]["bars"]]
+    assert texts[0] == "70.0", "the reference"
+    assert texts[1] == "300.0 (4.29x), ids equal 7/8"
 
 
 def test_what_a_reader_must_know_first(tmp_path: Path) -> None:

@@ -126,6 +126,8 @@ def test_protocol_by_default() -> None:
         sweep.shapes([1, 64], [3], [0, 0, 0])
     for part in ("1 values for --requests", "3 values for --warmups", "--lengths 1"):
         assert part in str(told.value)
+    with pytest.raises(CannotRun, match="found a length twice"):
+        sweep.shapes([512, 512], [], [])
 
 
 @pytest.mark.parametrize(
@@ -183,6 +185,16 @@ def test_missing_parts_are_said(tmp_path: Path, program: Path) -> None:
     code, _, err, run = run_sweep(tmp_path, program, servers, wrong="one-failed")
     assert code == 2 and "1 requests" in err
     assert run["rows"][0]["failed"] == 1 and not run["complete"]
+
+
+def test_one_short_answer_does_not_hide_in_a_mean(
+    tmp_path: Path, program: Path
+) -> None:
+    _, out, _, _ = run_sweep(tmp_path, program, {"plain": plain()})
+    assert "another OSL" not in out
+    _, out, _, run = run_sweep(tmp_path, program, {"plain": plain()}, wrong="short-one")
+    assert "plain, 8: 1 of 3 requests have another OSL, 7 to 7" in out
+    assert any("plain, 16: 1 of 2 requests" in note for note in run["notes"])
 
 
 def test_cut_record_is_left_out(tmp_path: Path, program: Path) -> None:
