@@ -102,13 +102,15 @@ async def measure(
 ) -> list[str]:
     """Ask everything that the record has no row of; rows go to it one by one.
 
-    `answers` keeps those of the plain server. Returns what went wrong on the way.
-    Raises CannotRun where nothing more can be measured.
+    `answers` keeps those of the plain server. A server that stops answering is left
+    out from then on. Returns what went wrong on the way. Raises CannotRun where nothing
+    more can be measured: without the plain server, or without any.
     """
     check(servers, plain, plan)
     # The plain server first: speed-up and exactness are against it.
     ordered = sorted(servers, key=lambda s: s.name != plain)
     problems: list[str] = []
+    gone: set[str] = set()
     for dataset in plan.datasets:
         book = Book(
             dict(answers.of(dataset.name)), _speeds(recorder.run.rows, dataset.name)
@@ -119,8 +121,19 @@ async def measure(
                 if unit.is_in(recorder.run.rows):
                     display.say(f"{unit.name}: is in {recorder.path}")
                     continue
+                if served.name in gone:
+                    problems.append(f"{unit.name}: left out")
+                    continue
                 before = dict(book.answers)
-                problems += await unit.run(book, recorder, display)
+                try:
+                    problems += await unit.run(book, recorder, display)
+                except CannotRun as error:
+                    gone.add(served.name)
+                    if served.name == plain or len(gone) == len(ordered):
+                        raise CannotRun("; ".join([*problems, str(error)])) from error
+                    problems.append(f"{unit.name}: {error}")
+                    display.say(problems[-1])
+                    continue
                 new = {k: s for k, s in book.answers.items() if before.get(k) is not s}
                 answers.add(dataset.name, new)
     return problems

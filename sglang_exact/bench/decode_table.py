@@ -137,9 +137,13 @@ class Part:
                 self._failed(served.name, answer.error)
                 continue
             steps = [answer.sample.counters.verify]
-            serving.needs_counters(served, steps)
-            if served.name == self.plain:
-                serving.needs_no_counters(served, steps)
+            try:
+                serving.needs_counters(served, steps)
+                if served.name == self.plain:
+                    serving.needs_no_counters(served, steps)
+            except CannotRun as error:
+                self._failed(served.name, str(error))
+                continue
             self.cells[served.name] = _Cell(served)
         if self.base not in self.cells:
             self._failed(self.base, "no ratios without it")

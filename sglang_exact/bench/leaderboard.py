@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from sglang_exact.bench import launch, prompts, provenance
+from sglang_exact.bench import launch, prompts, provenance, stats
 from sglang_exact.bench import servers as serving
 from sglang_exact.bench.drive import (
     STREAMED,
@@ -282,7 +282,8 @@ def _line(
     configuration: str, length: int, number: int, answer: Answer, sample: Sample
 ) -> Line:
     wall, counters = answer.ended - answer.began, sample.counters
-    tokens, verify = len(sample.ids), counters.verify
+    tokens = len(sample.ids)
+    verify = counters.verify if stats.consistent(sample) else None
     accepted = None
     if verify and counters.correct is not None:
         accepted = counters.correct / verify

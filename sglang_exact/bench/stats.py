@@ -56,12 +56,29 @@ class Acceptance(NamedTuple):
         return self._asdict()
 
 
+def consistent(sample: Sample) -> bool:
+    """Whether an answer's counters can be those of its tokens.
+
+    Beyond the prefill's token every verify step gives one and its accepted drafts, the
+    last step perhaps fewer; True without counters.
+    """
+    found, tokens = sample.counters, len(sample.ids)
+    if not found.verify:
+        return True
+    most = [found.verify * width for width in (found.width(),) if width]
+    if found.correct is not None:
+        most.append(found.verify + found.correct)
+    return all(tokens - 1 <= count for count in most)
+
+
 def acceptance(samples: Sequence[Sample]) -> Acceptance | None:
     """Acceptance length of the answers that carry `spec_verify_ct`; None without any.
 
-    An answer of one token has no verify step and counts in neither mean.
+    An answer of one token has no verify step and counts in neither mean, nor does one
+    whose counters contradict its tokens.
     """
-    pairs = [(len(s.ids), s.counters.verify) for s in samples if s.counters.verify]
+    good = [sample for sample in samples if consistent(sample)]
+    pairs = [(len(s.ids), s.counters.verify) for s in good if s.counters.verify]
     if not pairs:
         return None
     tokens, steps = sum(p[0] for p in pairs), sum(p[1] or 0 for p in pairs)

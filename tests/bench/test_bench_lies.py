@@ -23,11 +23,12 @@ from sglang_exact.bench import (
     quality_table,
     run,
     servers,
+    stats,
 )
 from sglang_exact.bench.drive import Answer, BenchClient, CannotRun, Request, shorter
 from sglang_exact.bench.run import BenchRun, RunError
 from sglang_exact.bench.run_log import RunLog
-from sglang_exact.verify.model import Sample
+from sglang_exact.verify.model import Counters, Sample
 
 GPU = {"name": "NVIDIA H200", "driver_version": "580.1"}
 OTHER_GPU = {"name": "NVIDIA L40S", "driver_version": "580.1"}
@@ -139,6 +140,38 @@ def test_acceptance_of_some_answers_says_so() -> None:
     assert "5.50 (5.30)" in whole
     made.rows[1]["acceptance"]["requests"] = 5
     assert "5.50 (5.30), of 5 of 8 answers" in accept_table.tables(made)[1].rows[0]
+
+
+def counted(tokens: int, verify: int, **more: int) -> Sample:
+    return Sample((1,) * tokens, counters=Counters(verify=verify, **more))
+
+
+def test_counters_that_contradict_the_tokens_are_no_acceptance(tmp_path: Path) -> None:
+    right = counted(9, 2, correct=6, proposed=6)
+    for wrong in (counted(9, 1, correct=6, proposed=6), counted(9, 2, proposed=4)):
+        assert not stats.consistent(wrong)
+        found = stats.acceptance([right, wrong])
+        assert found is not None and (found.requests, found.macro) == (1, 4.5)
+    # Control: a last block that was cut off, and no counters.
+    assert stats.consistent(counted(8, 2, correct=6, proposed=6))
+    assert stats.consistent(Sample((1, 2, 3)))
+    lying = {"plain": plain(), "spec": BenchServer(lies=Lies({"false-counters"}))}
+    _, out, _, run_ = accept(tmp_path, lying, "--ignore-eos")
+    assert run_["rows"][1]["acceptance"] is None and "12.00" not in out
+
+
+def test_a_server_that_is_lost_costs_itself_alone(tmp_path: Path) -> None:
+    broken = BenchServer(lies=Lies({"error-500"}))
+    found = {"plain": plain(), "broken": broken, "spec": BenchServer()}
+    code, out, err, run_ = accept(tmp_path, found, "--concurrency", "1,2")
+    assert code == 2 and not run_["complete"]
+    rows = [(row["server"], row["concurrency"]) for row in run_["rows"]]
+    assert rows == [("plain", 1), ("spec", 1), ("plain", 2), ("spec", 2)]
+    assert "own, 2 in flight, broken: left out" in err
+    # Control: without the plain server there is nothing to go on with.
+    found = {"plain": plain(lies=Lies({"error-500"})), "spec": BenchServer()}
+    code, _, _, run_ = accept(tmp_path, found)
+    assert code == 2 and run_["rows"] == []
 
 
 def ask(server: Any, work: Any) -> Any:
