@@ -152,7 +152,11 @@ def stack_notes() -> list[Reason]:
         return []
     found = host.stack_versions()
     return [
-        Reason(f"{name} {found.get(name)}", expected, f"pip install {name}=={expected}")
+        Reason(
+            f"{name} {found.get(name) or 'none'}",
+            expected,
+            f"pip install {name}=={expected}",
+        )
         for name, expected in pins.stack.items()
         if found.get(name) != expected
     ]

@@ -25,6 +25,21 @@ if TYPE_CHECKING:
 GROUP = "sglang.srt.plugins"
 NAME = "sglang_exact"
 VALUE = "sglang_exact.plugin:register"
+HELP = """\
+python -m sglang_exact.launch_server <any SGLang flag>
+
+SGLang's own launcher with the overlay on. Fills in what exactness needs, keeps your
+flags, and refuses with every reason at once what cannot be exact (status 3). The server
+is called ready only when every rank has attested.
+
+Flags of the overlay:
+  --exact-check                 say whether this setup would be refused; start nothing
+  --exact-allow-unpinned-host   start on a host that does not match the pins; numerics
+                                are attested as 'unverified'
+
+Flags of SGLang:
+
+"""
 
 
 def entry_point_reasons(environ: Mapping[str, str]) -> list[Reason]:
@@ -37,7 +52,7 @@ def entry_point_reasons(environ: Mapping[str, str]) -> list[Reason]:
                 f"entry point {NAME} in group {GROUP}: "
                 + (", ".join(ep.value for ep in found) or "missing"),
                 VALUE,
-                "pip install sglang-exact in the environment that runs the server",
+                "install sglang-exact in the environment that runs the server",
             )
         )
     allowed = environ.get("SGLANG_PLUGINS", "").strip()
@@ -137,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         ours, rest = split_flags(sys.argv[1:] if argv is None else argv)
         if {"-h", "--help"} & set(rest):
-            sys.stdout.write(f"{__doc__}\nFlags of SGLang:\n\n")
+            sys.stdout.write(HELP)
         reasons = prepare(os.environ, ours)  # type: ignore[arg-type]
         if reasons:
             raise Refused(reasons)

@@ -69,8 +69,7 @@ def stack_checks() -> list[Check]:
     """torch, and the packages whose code produces the bits."""
     torch = host.version("torch")
     if torch is None:
-        fix = "pip install 'sglang-exact[sglang]'"
-        return [Check(FAIL, "torch", "not installed", fix)]
+        return [Check(FAIL, "torch", "not installed", compat.FIX)]
     cuda = machine.torch_cuda()
     build = f"built for CUDA {cuda}" if cuda else "a build without CUDA"
     fix = "" if cuda else "install the CUDA build of torch to serve on a GPU"

@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from sglang_exact import compat, host
+from sglang_exact import compat, host, launch_server
 from sglang_exact.cli import doctor, env, machine
+from sglang_exact.reasons import Refused
 
 ROOT = Path(__file__).resolve().parents[2]
+OWN = ("check", "allow_unpinned_host")
 # Hides the host's stack from a process, as on a machine that lacks it.
 BARE = """
 import importlib.abc, importlib.metadata, sys
@@ -65,7 +68,17 @@ def test_without_torch_and_host() -> None:
     assert "Traceback" not in done.stderr
     assert "[FAIL] host: found no SGLang installed" in done.stdout
     assert "[FAIL] torch: not installed" in done.stdout
-    assert "fix: pip install 'sglang==0.5.23'" in done.stdout
+    assert done.stdout.count("fix: pip install 'sglang==0.5.23'") == 2
+
+
+def test_launcher_names_its_own_flags() -> None:
+    """SGLang's help cannot say them."""
+    accepted = re.findall(r"--exact-[a-z-]+", launch_server.HELP)
+    ours, rest = launch_server.split_flags(accepted)
+    assert rest == [] and all(vars(ours)[f"exact_{x}"] for x in OWN)
+    assert len(accepted) == len(OWN) == len(vars(ours)) - 1
+    with pytest.raises(Refused, match="unknown flag --exact-chek"):
+        launch_server.split_flags(["--exact-chek"])
 
 
 def test_env_without_torch_and_host() -> None:

@@ -66,6 +66,8 @@ def run(
         site, *rest = variables["PYTHONPATH"].split(os.pathsep)
         rest = [str(path), *(p for p in rest if p != str(path))]
         variables["PYTHONPATH"] = os.pathsep.join([site, *rest])
+        # A checkout that was installed from holds metadata of its own: not first.
+        variables["PYTHONSAFEPATH"] = "1"
     if entry is not LAUNCHER:
         variables["SGLANG_EXACT_ENABLE"] = "1"
     variables.update(env or {})
