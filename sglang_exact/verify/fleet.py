@@ -66,6 +66,8 @@ class Server:
                 return
             self._generation += 1
             kind = "a new process" if await self._look_again() else "the same process"
+            if not self.info.identity:
+                kind = "a process that cannot be told"
             self.returns.append(
                 f"the connection broke ({reason}); it came back as {kind}"
             )
@@ -96,7 +98,8 @@ class Server:
             if not found:
                 break
         self.changed += [text for text in found if text not in self.changed]
-        if now.identity == self.info.identity or not now.fields:
+        same = now.identity == self.info.identity or not self.info.identity
+        if same or not now.fields:
             return False
         self.info = self.info._replace(identity=now.identity)
         return True
@@ -149,10 +152,19 @@ async def connect(
         except (Lost, Refused) as error:
             problems.append(f"{label} server {client.url}: {error}")
             continue
-        servers.append(Server(label, address.role, client, info))
+        servers.append(Server(label, address.role, client, await _steady(client, info)))
     if problems:
         raise Failed("; ".join(problems))
     return Fleet(servers)
+
+
+async def _steady(client: Client, info: ServerInfo) -> ServerInfo:
+    """The description without an identity, if it is another one at every look."""
+    again = await server_facts.current_identity(client)
+    if again in (None, info.identity):
+        return info
+    note = "another process answers at every look: restarts cannot be told"
+    return info._replace(identity="", notes=(*info.notes, note))
 
 
 class InFlight:

@@ -88,6 +88,9 @@ def _speculates_nothing(evidence: Evidence, answered: list[Outcome]) -> list[str
     unknown = [o for o in wanted if o.counters.correct is None]
     if unknown:
         return ["no spec_num_correct_drafts: nothing shows that drafts were rejected"]
+    idle = [o for o in wanted if not o.counters.proposed]
+    if idle:
+        return [f"no draft was proposed in {len(idle)} answers: nothing to reject"]
     accepted = sum(o.counters.correct or 0 for o in wanted)
     if accepted:
         return [f"{accepted} drafts were accepted: this server does not reject all"]
@@ -139,8 +142,18 @@ def _in_flight(evidence: Evidence, answered: list[Outcome]) -> list[str]:
 
 
 def _cached(_: Evidence, answered: list[Outcome]) -> list[str]:
-    if sum(o.cached_tokens or 0 for o in answered) == 0:
+    # Of each prompt the first answer in the order of asking fills the cache.
+    seen: set[str] = set()
+    again, hits = 0, 0
+    for outcome in sorted(answered, key=lambda o: o.index):
+        if outcome.case in seen:
+            again += 1
+            hits += bool(outcome.cached_tokens)
+        seen.add(outcome.case)
+    if hits == 0:
         return ["no prompt token came from the prefix cache"]
+    if 2 * hits < again:
+        return [f"{hits} of {again} prompts asked again came from the prefix cache"]
     return []
 
 

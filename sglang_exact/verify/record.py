@@ -256,6 +256,7 @@ class _Reader:
         self.results: dict[str, ArmResult] = {}
         self.probes: list[Outcome] = []
         self.end: dict[str, Any] | None = None
+        self.changed: list[str] = []
         self.refusals: dict[str, str] = {}
 
     def take(self, row: dict[str, Any]) -> None:
@@ -263,7 +264,8 @@ class _Reader:
         if kind == "header":
             # A resumed run writes its header again: the first one stays, and the run
             # has not ended yet.
-            self.header, self.end = self.header or row, None
+            self.header = self.header or row
+            self.end = {"changed": self.changed} if self.changed else None
         elif kind == "server":
             info = ServerInfo(**{**row, "notes": tuple(row["notes"])})
             self.servers[info.label, info.url] = info
@@ -292,7 +294,9 @@ class _Reader:
         elif kind == "refusal":
             self.refusals[row["case"]] = str(row["message"])
         elif kind == "end":
-            self.end = row
+            # That the server changed stays true of the answers before.
+            self.changed += row.get("changed") or []
+            self.end = row | ({"changed": self.changed} if self.changed else {})
         else:
             raise ValueError(kind)
 

@@ -350,7 +350,8 @@ async def restart(
     """
     command, limit = options.restart_command, options.restart_timeout_s
     if server is not tested or command is None:
-        other = server.info.identity != tested.info.identity
+        both = {server.info.identity, tested.info.identity}
+        other = len(both) == 2 and "" not in both
         return "a second process of the server" if other else None
     shown.say("running the restart command")
     if problem := await _run(command, limit):

@@ -181,3 +181,29 @@ def test_lies_of_the_first_process_stay_with_it(tmp_path: Path) -> None:
     assert summary.verdict(run) == "divergence"
     compared, equal = summary.counts(run.results[0].outcomes)
     assert 0 < equal < compared == 6
+
+
+@pytest.mark.parametrize("restless", [False, True])
+def test_identity_that_changes_at_every_look(tmp_path: Path, restless: bool) -> None:
+    """Several processes behind one address: "restarted" would always be true."""
+
+    class Balanced(FakeServer):
+        async def server_info(self, request: web.Request) -> web.Response:
+            self.process += restless
+            return await super().server_info(request)
+
+    async def go() -> summary.Run:
+        async with (
+            FakeServer(speculative=False) as plain,
+            FakeServer() as tested,
+            Balanced(process=7) as other,
+        ):
+            plan, extra = settings("restart"), (("restarted", other),)
+            given = inputs(tested, plain, tmp_path, plan, extra=extra)
+            return await session.verify(given, silent)
+
+    run = asyncio.run(go())
+    wanted = "not exercised" if restless else "verified"
+    assert states(run) == {"restart": wanted}, reasons(run)
+    notes = [note for info in run.servers for note in info.notes]
+    assert any("restarts cannot be told" in note for note in notes) == restless

@@ -262,3 +262,41 @@ def test_seeds_that_the_reference_does_not_read(
     run = asyncio.run(go())
     assert states(run) == {"seeds": "diverged" if usable else "not exercised"}
     assert usable or "enable_deterministic_inference is off" in reasons(run)
+
+
+def test_cache_that_serves_one_prompt_of_four(tmp_path: Path) -> None:
+    class Forgets(FakeServer):
+        def _generate(self, body: dict[str, Any], kinds: set[str]) -> Any:
+            known = body["input_ids"] if len(self._seen) == 4 else ()
+            answer = super()._generate(body, kinds)
+            if known:
+                self._seen.clear()
+                self._seen |= {(n,) for n in range(5)}
+            return answer
+
+    plan = settings("cached-prefix", num_prompts=4)
+    run = asyncio.run(against(Forgets(), tmp_path, plan))
+    assert states(run) == {"cached-prefix": "not exercised"}
+    assert "1 of 4 prompts asked again came from the prefix cache" in reasons(run)
+    run = asyncio.run(against(FakeServer(), tmp_path / "b", plan))
+    assert states(run) == {"cached-prefix": "verified"}, reasons(run)
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_no_draft_is_no_rejected_draft(tmp_path: Path, width: int) -> None:
+    """Verify steps of one token alone reject nothing."""
+
+    async def go() -> summary.Run:
+        async with (
+            FakeServer(speculative=False) as plain,
+            FakeServer() as tested,
+            FakeServer(accept=0.0, width=width) as rejecting,
+        ):
+            plan, extra = settings("rejected"), (("reject-all", rejecting),)
+            given = inputs(tested, plain, tmp_path, plan, extra=extra)
+            return await session.verify(given, silent)
+
+    run = asyncio.run(go())
+    wanted = "not exercised" if width == 1 else "verified"
+    assert states(run) == {"rejected": wanted}, reasons(run)
+    assert width > 1 or "no draft was proposed in 3 answers" in reasons(run)
