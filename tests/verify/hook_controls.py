@@ -36,8 +36,9 @@ class Control(NamedTuple):
 
     `prompts` are names in PROMPTS, `arms` those of the verifier; `server` is "skip"
     (no tokenizer), "text" or "overlap"; `also` are further hooks that must be off
-    because they are a second lock on the same door. `why` is the reason for anything
-    but DIVERGED; `gpu` the command that shows it on a GPU.
+    because they are a second lock on the same door; `flags` are for the server and
+    `options` for the verifier. `why` is the reason for anything but DIVERGED; `gpu`
+    the command that shows it on a GPU.
     """
 
     ends: str
@@ -47,6 +48,7 @@ class Control(NamedTuple):
     server: str = "skip"
     rate: float = 0.7
     flags: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     meanwhile: str = ""
     why: str = ""
@@ -182,10 +184,12 @@ CONTROLS: dict[str, Control] = {
         also=("retraction",),
     ),
     "reservation_pool": Control(
-        DIVERGED,
+        COULD_NOT_RUN,
         ("near-the-end",),
         drafter=None,
         flags=("--context-length", "512", "--max-total-tokens", "400"),
+        options=("--request-timeout", "60"),
+        why="the host lets a request wait for room that its pool never has",
     ),
     "retraction": Control(
         DIVERGED,

@@ -261,7 +261,7 @@ def verify_with_hook_off(
             *("verify", "--base-url", server.url, "--reference", str(plain.record)),
             *("--prompts", str(prompts), "--arms", control.arms),
             *("--json", f"{name}.json", "--output-file", f"{name}.jsonl"),
-            *("--reconnect-timeout", "2"),
+            *("--reconnect-timeout", "2", *control.options),
             cwd=plain.folder,
         )
         with process:
