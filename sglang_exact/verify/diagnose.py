@@ -72,10 +72,15 @@ class _Weigher:
         return next(name for name in ORDER if self.scores[name] == high)
 
 
+def earliest_first(outcomes: list[Outcome]) -> list[Outcome]:
+    """Those that differ, the earliest position first; ties by request number."""
+    different = [o for o in outcomes if o.status == DIFFERENT and o.difference]
+    return sorted(different, key=lambda o: (_position(o), o.index))
+
+
 def first_divergence(result: ArmResult) -> Outcome | None:
-    """The answer that leaves the reference earliest; ties by request number."""
-    different = [o for o in result.outcomes if o.status == DIFFERENT and o.difference]
-    return min(different, key=lambda o: (_position(o), o.index), default=None)
+    """The answer that leaves the reference earliest."""
+    return next(iter(earliest_first(result.outcomes)), None)
 
 
 def _position(outcome: Outcome) -> int:

@@ -43,10 +43,14 @@ class Prober:
         servers: list[Server],
         reference: Server | None,
     ) -> None:
-        """Twice the server that differed, then the reference if it can be asked."""
+        """Twice the server that differed, then the reference if it can be asked.
+
+        The earliest differences: the report is about the first.
+        """
         by_label = {server.label: server for server in servers}
         jobs = {job.case.key(): job for job in planned.jobs}
-        cases = dict.fromkeys((o.server, o.case) for o in different)
+        ordered = diagnose.earliest_first(different)
+        cases = dict.fromkeys((o.server, o.case) for o in ordered)
         for label, key in list(cases)[:PROBED_CASES]:
             server = by_label[label]
             if (label, key) in self._seen or server.down:

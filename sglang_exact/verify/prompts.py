@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ from typing import Any
 import orjson
 
 from sglang_exact.verify.model import Prompt
+from sglang_exact.verify.wire import clean
 
 BUILT_IN = 24
+# Bad lines of a prompt file that are named one by one.
+SHOWN = 20
 # Enough room on either side for the special tokens of the usual vocabularies: those
 # sit in the first few hundred ids or in the last thousand.
 RESERVED_IDS = 1024
@@ -79,14 +83,15 @@ def load_jsonl(path: Path) -> list[Prompt]:
             prompts.append(_prompt(orjson.loads(line), number))
         except ValueError as error:
             problems.append(f"line {number}: {error}")
-    names = [prompt.id for prompt in prompts]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    names = Counter(prompt.id for prompt in prompts)
+    twice = sorted(name for name, count in names.items() if count > 1)
     if twice:
-        problems.append(f"ids used more than once: {', '.join(twice)}")
+        problems.append(f"ids used more than once: {', '.join(twice[:SHOWN])}")
     if not prompts and not problems:
         problems.append("holds no prompt")
     if problems:
-        raise PromptError(f"{path}: " + "; ".join(problems))
+        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        raise PromptError(f"{path}: " + "; ".join(problems[:SHOWN]) + more)
     return prompts
 
 
@@ -117,8 +122,8 @@ def _prompt(row: Any, number: int) -> Prompt:
         if key in sampling and type(sampling[key]) not in kinds:
             raise ValueError(f"sampling_params.{key} is of another type")
     return Prompt(
-        str(row.get("id", f"user-{number:03d}")),
-        str(row.get("kind", "user")),
+        clean(str(row.get("id", ""))) or f"user-{number:03d}",
+        clean(str(row.get("kind", "user"))),
         text=text,
         ids=None if ids is None else tuple(ids),
         max_new_tokens=length,

@@ -72,6 +72,7 @@ async def verify(inputs: Inputs, display: DisplayFactory) -> Run:
         _check_reference(fleet)
         given = given_reference(inputs.reference_file)
         plan = _plan(inputs, fleet, given)
+        _check_roles(inputs, plan)
         header = _header(inputs, plan, fleet)
         if given is not None:
             header["reference_digest"] = _reference_digest(plan, given.references)
@@ -229,6 +230,20 @@ def _all_arms(contents: record.Contents) -> list[ArmResult]:
     )
     missing = {arm.name: ArmResult(arm.name, arm.title, NOT_REACHED) for arm in chosen}
     return list((missing | {r.name: r for r in contents.results}).values())
+
+
+def _check_roles(inputs: Inputs, plan: Plan) -> None:
+    """Raise ValueError for a server that nothing would be asked of."""
+    given = {a.role for a in inputs.addresses if a.role in arm_table.EXTRA_ROLES}
+    if inputs.options.restart_command is not None:
+        given.add(arm_table.RESTARTED)
+    idle = given - {planned.arm.role for planned in plan.arms}
+    names = [arm.name for arm in arm_table.ARMS if arm.role in idle]
+    if names:
+        raise ValueError(
+            f"--server or --restart-command is for arms that are not in this run: "
+            f"{', '.join(names)}; pass --suite full, or name them in --arms"
+        )
 
 
 def _check_reference(fleet: Fleet) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_server import FakeServer, Lies
@@ -183,3 +184,26 @@ def test_repeatable_small_difference_is_the_kernel(tmp_path: Path) -> None:
     assert suspicion.name == "kernel", suspicion.evidence
     assert suspicion.survives_alone is True
     assert suspicion.follows_reject is not None
+
+
+def test_the_earliest_difference_is_looked_at(tmp_path: Path) -> None:
+    """Not the first that came: the report is about the earliest position."""
+
+    class Later(FakeServer):
+        def _generate(self, body: dict[str, Any], kinds: set[str]) -> Any:
+            # Each further prompt leaves the reference earlier.
+            known = list(dict.fromkeys(call["text"] for call in self.calls))
+            self.lies.position = 9 - known.index(body["text"])
+            return super()._generate(body, kinds)
+
+    tested = Later(lies=Lies({"logprob-bit"}))
+    plan = settings("speculation", num_prompts=6)
+    run = asyncio.run(against(tested, tmp_path, plan, vocab_size=512))
+    suspicion = run.suspicions["speculation"]
+    found = suspicion.outcome.difference
+    assert found is not None and found.position == 4
+    assert suspicion.survives_alone is True
+    assert not any("no longer answered" in line for line in suspicion.evidence)
+    probed = list(dict.fromkeys(p.case for p in run.probes))
+    assert probed[0] == suspicion.outcome.case
+    assert len(probed) == 2

@@ -99,3 +99,28 @@ def test_unknown_names_are_refused() -> None:
         build(arms=("nothing",))
     with pytest.raises(ValueError, match="expected one of quick"):
         build("huge")
+
+
+def test_long_list_of_bad_prompts_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_bytes(b"\xff\n" * 5000)
+    with pytest.raises(PromptError, match="line 20: .*; and 4980 more$") as found:
+        prompts.load_jsonl(path)
+    assert "line 21:" not in str(found.value)
+
+
+def test_many_own_prompts_are_read_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(f'{{"text": "a {n}"}}\n' for n in range(20_000)))
+    assert len(prompts.load_jsonl(path)) == 20_000
+    path.write_text('{"text": "a", "id": "x"}\n{"text": "b", "id": "x"}\n')
+    with pytest.raises(PromptError, match="ids used more than once: x"):
+        prompts.load_jsonl(path)
+
+
+def test_names_of_prompts_are_fit_for_a_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    rows = ('"id": "a\\u001b[31m\\nb"', '"id": "\\u0007"', '"id": "plain:1"')
+    path.write_text("".join(f'{{"text": "x", {row}}}\n' for row in rows))
+    names = [prompt.id for prompt in prompts.load_jsonl(path)]
+    assert names == ["a [31m b", "user-002", "plain:1"]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from fake_server import FakeServer, Lies
-from verify_runs import against, inputs, lie, reasons, settings, silent, states
+from verify_runs import FAST, against, inputs, lie, reasons, settings, silent, states
 
 from sglang_exact.verify import session, summary
 from sglang_exact.verify.liveness_counters import contradiction, counted
@@ -300,3 +300,30 @@ def test_no_draft_is_no_rejected_draft(tmp_path: Path, width: int) -> None:
     wanted = "not exercised" if width == 1 else "verified"
     assert states(run) == {"rejected": wanted}, reasons(run)
     assert width > 1 or "no draft was proposed in 3 answers" in reasons(run)
+
+
+@pytest.mark.parametrize("arms", ["speculation", "speculation,rejected"])
+def test_server_that_no_arm_asks_is_refused(tmp_path: Path, arms: str) -> None:
+    """Status 0 would be read as a word on that server too."""
+
+    async def go() -> summary.Run:
+        async with (
+            FakeServer(speculative=False) as plain,
+            FakeServer() as tested,
+            FakeServer(accept=0.0) as rejecting,
+        ):
+            extra = (("reject-all", rejecting),)
+            given = inputs(tested, plain, tmp_path, settings(arms), extra=extra)
+            return await session.verify(given, silent)
+
+    if arms == "speculation":
+        with pytest.raises(ValueError, match="not in this run: rejected; pass"):
+            asyncio.run(go())
+        return
+    assert summary.verdict(asyncio.run(go())) == "verified"
+
+
+def test_restart_command_without_the_arm_is_refused(tmp_path: Path) -> None:
+    options = FAST._replace(restart_command="false")
+    with pytest.raises(ValueError, match="not in this run: restart; pass"):
+        asyncio.run(against(FakeServer(), tmp_path, options=options))
