@@ -159,6 +159,9 @@ def test_full_suite(pair: Pair) -> None:
         assert arms[name]["reasons"] == ["the server runs at most 8 requests at once"]
         assert arms[name]["compared"] >= 32
     assert found.pop("cached-prefix") == "not offered"
+    # The host knows no end of an answer to hold back without a tokenizer.
+    assert found.pop("penalties") == "not offered"
+    assert "min_new_tokens" in arms["penalties"]["reasons"][0]
     assert found.pop("plain-repeat") == found.pop("plain-in-flight-8") == "not offered"
     assert set(found.values()) <= {"verified", "not exercised"}
     open_arms = {name for name, state in found.items() if state != "verified"}
