@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from fake_server import FakeServer, Lies
 from verify_runs import against, inputs, lie, reasons, settings, silent, states
 
@@ -207,3 +209,39 @@ def test_the_earliest_difference_is_looked_at(tmp_path: Path) -> None:
     probed = list(dict.fromkeys(p.case for p in run.probes))
     assert probed[0] == suspicion.outcome.case
     assert len(probed) == 2
+
+
+class Split(FakeServer):
+    """Comments, other fields, CRLF, text of several bytes, cut anywhere; `end` is what
+    is left out at the end."""
+
+    end = 0
+
+    async def _stream(self, request: Any, answer: Any, steps: Any, kinds: Any) -> Any:
+        ids, meta, sent = answer["output_ids"], answer["meta_info"], 0
+        parts = [b": hello", b"event: message", b"id: 3", b"retry: 10", b""]
+        for size in steps:
+            sent += size
+            part = {**meta, "completion_tokens": sent, "note": "\u00e9\u4e2d\U0001f600"}
+            for key in ("output_token_logprobs", "output_top_logprobs"):
+                part[key] = meta[key][:sent]
+            if sent < len(ids):
+                part["finish_reason"] = None
+            chunk = {"output_ids": ids[:sent], "meta_info": part}
+            text = json.dumps(chunk, ensure_ascii=False)
+            parts += [b"data:" + text.encode(), b"", b": ping"]
+        raw = b"\r\n".join([*parts, b"data: [DONE]", b"", b""])
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for start in range(0, len(raw) - self.end, 7):
+            await response.write(raw[start : min(start + 7, len(raw) - self.end)])
+        return response
+
+
+@pytest.mark.parametrize("end", [0, 8, 200])
+def test_stream_that_is_cut_anywhere(tmp_path: Path, end: int) -> None:
+    tested = Split()
+    tested.end = end
+    run = asyncio.run(against(tested, tmp_path, settings("streaming")))
+    assert states(run) == {"streaming": "could not run" if end else "verified"}
+    assert not end or "cut off" in reasons(run) or "not JSON" in reasons(run)
