@@ -217,6 +217,7 @@ class Client:
                     sample = parse_answer(
                         body, logprobs=manner.logprobs, top_k=manner.top
                     )
+            _check_prompt(case, sample)
         except BadAnswer as error:
             raise Failed(self.scrub(str(error))) from error
         except TimeoutError as error:
@@ -296,6 +297,13 @@ def request_body(case: Case, manner: Manner) -> dict[str, Any]:
             "logprob_start_len": -1,
         }
     return body
+
+
+def _check_prompt(case: Case, sample: Sample) -> None:
+    """Raise BadAnswer if the server read less of the prompt than was sent."""
+    sent, read = len(case.prompt.ids or ()), sample.prompt_tokens
+    if read is not None and read < sent:
+        raise BadAnswer(f"prompt_tokens is {read} but {sent} input_ids were sent")
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

@@ -18,7 +18,7 @@ from sglang_exact.verify.model import DIFFERENT, EQUAL, Outcome, Reference, Serv
 # Servers may say no to these: long prompts, seeds, penalties.
 OPTIONAL = ("seeds", "penalties", *LONG)
 # What every arm claims beside its own.
-EVERY_ARM = ("finite", "whole")
+EVERY_ARM = ("finite", "whole", "own")
 # Sampling parameters that may end a generation before max_new_tokens in spite of
 # ignore_eos.
 ENDING = (
@@ -186,6 +186,19 @@ def _whole(evidence: Evidence, answered: list[Outcome]) -> list[str]:
     ]
 
 
+def _own(evidence: Evidence, answered: list[Outcome]) -> list[str]:
+    """Every request was answered by the server itself, not by a cache before it."""
+    named = [o for o in answered if o.rid]
+    others = {evidence.references[o.case].answer.rid for o in named}
+    fresh = {o.rid for o in named} - others
+    if len(fresh) == len(named):
+        return []
+    return [
+        f"{len(named) - len(fresh)} of {len(named)} answers carry the request id of "
+        "another answer: something between here and the server repeats them"
+    ]
+
+
 def _stopped(evidence: Evidence, answered: list[Outcome]) -> list[str]:
     if not any(o.finish.startswith("stop") for o in answered):
         return ["no generation ended by itself: every one ran into max_new_tokens"]
@@ -283,6 +296,7 @@ CLAIMS: dict[str, Callable[[Evidence, list[Outcome]], list[str]]] = {
     "no-logprobs": _no_logprobs,
     "finite": _finite,
     "whole": _whole,
+    "own": _own,
     "streamed": _streamed,
     "in-flight": _in_flight,
     "cached": _cached,

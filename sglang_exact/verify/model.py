@@ -109,7 +109,8 @@ class Sample:
     """One answer.
 
     `logprobs` are float32 bit patterns [completion_tokens], `top` per position the
-    (bits, id) pairs, highest first and ties by id; both empty if not asked for.
+    (bits, id) pairs, highest first and ties by id; both empty if not asked for. `rid`
+    is the server's name of the request, which no two answers share.
     """
 
     ids: tuple[int, ...]
@@ -121,6 +122,7 @@ class Sample:
     counters: Counters = field(default_factory=Counters)
     chunks: tuple[int, ...] = ()
     latency_s: float = 0.0
+    rid: str = ""
 
     def digest(self) -> str:
         """Hash over ids, logprob bits, top lists and finish reason."""
@@ -178,6 +180,7 @@ class Outcome:
     attempts: int = 1
     neighbour: bool = False
     company: int = 0
+    rid: str = ""
     probe: str = ""
 
 

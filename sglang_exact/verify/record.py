@@ -76,6 +76,7 @@ def sample_from_json(row: dict[str, Any]) -> Sample:
         counters=_counters(row["counters"]),
         chunks=tuple(row["chunks"]),
         latency_s=row["latency_s"],
+        rid=str(row.get("rid", "")),
     )
 
 

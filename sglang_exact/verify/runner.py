@@ -264,6 +264,7 @@ class Runner:
             has_logprobs=bool(sample.logprobs),
             finish=sample.finish,
             latency_s=sample.latency_s,
+            rid=sample.rid,
             probe=probe,
         )
 

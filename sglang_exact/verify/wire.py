@@ -104,6 +104,7 @@ def parse_answer(
         cached_tokens=_count(meta, "cached_tokens"),
         counters=_counters(meta),
         chunks=chunks,
+        rid=clean(meta["id"], 80) if isinstance(meta.get("id"), str) else "",
     )
 
 

@@ -287,7 +287,7 @@ class FakeServer:
         steps: list[int],
         kinds: set[str],
     ) -> dict[str, Any]:
-        meta: dict[str, Any] = {"id": "x"}
+        meta: dict[str, Any] = {"id": f"{self.port}-{self.requests}"}
         asked = body.get("return_logprob") or "unasked-logprobs" in kinds
         if asked and "no-logprobs" not in kinds:
             pairs = zip(chosen, ids, strict=True)

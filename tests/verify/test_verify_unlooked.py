@@ -327,3 +327,66 @@ def test_restart_command_without_the_arm_is_refused(tmp_path: Path) -> None:
     options = FAST._replace(restart_command="false")
     with pytest.raises(ValueError, match="not in this run: restart; pass"):
         asyncio.run(against(FakeServer(), tmp_path, options=options))
+
+
+class Repeats(FakeServer):
+    """A gateway that answers the same question from its memory."""
+
+    memory: dict[str, Any]
+
+    def _generate(self, body: dict[str, Any], kinds: set[str]) -> Any:
+        asked = json.dumps({k: v for k, v in body.items() if k != "stream"})
+        if asked not in self.memory:
+            self.memory[asked] = super()._generate(body, kinds)
+        return copy.deepcopy(self.memory[asked])
+
+
+@pytest.mark.parametrize("arms", ["repeats", "speculation,streaming"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_answers_from_a_memory_are_no_answers(
+    tmp_path: Path, arms: str, shared: bool
+) -> None:
+    """1,200 answers from a cache are one answer; so is one that the reference gave."""
+
+    async def go() -> summary.Run:
+        plain, tested = Repeats(speculative=False), Repeats(step_s=0.004)
+        plain.memory, tested.memory = {}, {}
+        if shared:
+            # Both addresses lead to one server, whose answers look speculated.
+            plain.speculative = True
+            plain.info = {"speculative_algorithm": None}
+            plain.lies.kinds = {"no-counters"}
+            tested = Repeats(step_s=0.004, process=2)
+            tested.memory = plain.memory
+        async with plain, tested:
+            given = inputs(tested, plain, tmp_path, settings(arms))
+            return await session.verify(given, silent)
+
+    run = asyncio.run(go())
+    if shared or arms == "repeats":
+        assert "verified" not in states(run).values()
+        # What the reference gave carries no counters either.
+        assert "carry the request id of another answer" in reasons(run)
+    else:
+        # Each question once in each arm: nothing in an arm repeats.
+        assert states(run)["speculation"] == "verified"
+
+
+@pytest.mark.parametrize("read", [8, 4])
+def test_prompt_that_is_not_read_whole(tmp_path: Path, read: int) -> None:
+    class Truncates(FakeServer):
+        def _context(self, body: dict[str, Any]) -> list[int]:
+            return super()._context(body)[:read]
+
+    async def go() -> summary.Run:
+        async with Truncates(speculative=False) as plain, Truncates() as tested:
+            plan = settings("speculation", num_prompts=1)
+            given = inputs(tested, plain, tmp_path, plan, by_ids=True)
+            return await session.verify(given, silent)
+
+    run = asyncio.run(go())
+    if read == 8:
+        assert states(run) == {"speculation": "verified"}, reasons(run)
+        return
+    assert states(run) == {"speculation": "not exercised"}
+    assert "prompt_tokens is 4 but 8 input_ids were sent" in reasons(run)
