@@ -257,6 +257,8 @@ class Unit:
             if cut.samples:
                 _keep(recorder, self._row(cut, book, flushed) | {"partial": True})
             raise
+        for text in stats.contradictions(load.samples):
+            recorder.note(f"{self.name}: {text}")
         _keep(recorder, self._row(load, book, flushed))
         if self.is_plain:
             book.tok_s[self.concurrency] = load.tok_s

@@ -162,6 +162,8 @@ class Part:
             if answer.sample is None or wrong:
                 self._failed(f"{name}, round {index + 1}", wrong)
                 continue
+            for text in stats.contradictions([answer.sample]):
+                self._failed(f"{name}, round {index + 1}", text)
             cell.answers[index] = answer
             if name == self.plain and self.reference is None:
                 self.reference = answer.sample

@@ -237,6 +237,9 @@ class Board:
             raise CannotRun(f"server {served.name}: {answer.error}")
         if target.configuration == self.plain:
             return 0
+        wrong = stats.contradictions([answer.sample])
+        if wrong:
+            raise CannotRun(f"server {served.name}: {wrong[0]}, nor a draft length")
         width = answer.sample.counters.width() or served.draft_tokens
         if width is None:
             raise CannotRun(

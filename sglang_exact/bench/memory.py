@@ -258,6 +258,7 @@ def table(run: BenchRun) -> TableData:
         "states, activations, the driver's own (NVML minus what the host names)"
     )
     data.below.extend([*run.notes, *report_runs.mixed(run)])
+    data.below.extend([] if run.complete else ["not complete"])
     return data
 
 

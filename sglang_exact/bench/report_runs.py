@@ -131,11 +131,16 @@ def setup(run: BenchRun) -> dict[str, str]:
 
 def settings(run: BenchRun) -> dict[str, str]:
     """The verb's settings that decide whether two runs may be compared."""
-    return {
+    found = {
         key: shown(value)
         for key, value in run.settings.items()
         if key not in _FREE_SETTINGS
     }
+    # Not where a prompt lay, but what it was.
+    prompts = {str(r["prompt_sha256"])[:16] for r in run.rows if "prompt_sha256" in r}
+    if prompts:
+        found["prompts"] = ", ".join(sorted(prompts))
+    return found
 
 
 def mixed(run: BenchRun) -> list[str]:

@@ -71,6 +71,17 @@ def consistent(sample: Sample) -> bool:
     return all(tokens - 1 <= count for count in most)
 
 
+def contradictions(samples: Sequence[Sample]) -> list[str]:
+    """What to say of answers that `consistent` finds wrong; nothing without any."""
+    wrong = sum(not consistent(sample) for sample in samples)
+    if not wrong:
+        return []
+    return [
+        f"the counters of {wrong} of {len(samples)} answers contradict their number of "
+        "tokens: they give no acceptance length"
+    ]
+
+
 def acceptance(samples: Sequence[Sample]) -> Acceptance | None:
     """Acceptance length of the answers that carry `spec_verify_ct`; None without any.
 

@@ -80,6 +80,7 @@ def table(run: BenchRun) -> TableData:
     if run.settings.get("plain") is None:
         data.below.append("no plain server: neither speed-up nor exactness")
     data.below.extend([*run.notes, *report_runs.mixed(run)])
+    data.below.extend([] if run.complete else ["not complete"])
     return data
 
 

@@ -158,6 +158,9 @@ def test_counters_that_contradict_the_tokens_are_no_acceptance(tmp_path: Path) -
     lying = {"plain": plain(), "spec": BenchServer(lies=Lies({"false-counters"}))}
     _, out, _, run_ = accept(tmp_path, lying, "--ignore-eos")
     assert run_["rows"][1]["acceptance"] is None and "12.00" not in out
+    assert "the counters of 3 of 3 answers contradict" in out
+    code, _, err, run_ = board(tmp_path, lying)
+    assert code == 2 and "contradict" in err and len(run_["rows"]) == 1
 
 
 def test_a_server_that_is_lost_costs_itself_alone(tmp_path: Path) -> None:

@@ -170,6 +170,19 @@ def test_other_settings_are_kept_apart_under_one_set_up(tmp_path: Path) -> None:
     assert made(tmp_path, a=records.sweep("a")).settings == []
 
 
+def test_other_prompts_are_other_settings(tmp_path: Path) -> None:
+    runs = {}
+    for name, prompt in (("a", "1" * 64), ("b", "1" * 64), ("c", "2" * 64)):
+        rows = [{**row, "prompt_sha256": prompt} for row in records.sweep().rows]
+        runs[name] = records.sweep(name, rows=rows)
+    found = made(tmp_path, **runs)
+    assert [section.names for section in found.sections] == [
+        ["a.json", "b.json"],
+        ["c.json"],
+    ]
+    assert "prompts: 2222222222222222 against 1111111111111111" in found.settings[0]
+
+
 def test_plots_show_exactness_beside_speed(tmp_path: Path) -> None:
     found = made(tmp_path, a=records.accept())
     texts = [bar["text"] for bar in found.sections[0].plots[0][1][0]["bars"]]
