@@ -86,6 +86,7 @@ OTHERS = (
     "docker/steps/*.sh",
     "requirements/*.txt",
     "scripts/*",
+    "sglang_exact/**/*.j2",
 )
 
 
@@ -101,7 +102,7 @@ def test_every_script_and_setting_names_its_licence() -> None:
     wrong = []
     for path in found:
         text = path.read_bytes()
-        head = text.decode("utf-8").splitlines()[:3]
+        head = "\n".join(text.decode("utf-8").splitlines()[:3])
         if "# SPDX-License-Identifier: Apache-2.0" not in head or not text.isascii():
             wrong.append(str(path.relative_to(ROOT)))
     assert wrong == []
