@@ -39,6 +39,8 @@ from sglang_exact.verify.record import RecordError, RecordLost
 from sglang_exact.verify.runner import Options
 
 T = TypeVar("T")
+# Every request of a run is kept in memory.
+MOST_REPEATS = 1_000_000
 # A year: longer times overflow where they are waited for.
 MOST_SECONDS = 3.2e7
 
@@ -129,10 +131,19 @@ Servers = Annotated[
     typer.Option("--server", help=f"ROLE=URL, ROLE of {', '.join(EXTRA_ROLES)}."),
 ]
 Repeats = Annotated[
-    int, typer.Option("--repeats", min=1, help="Requests of the repeats arm.")
+    int,
+    typer.Option(
+        "--repeats", min=1, max=MOST_REPEATS, help="Requests of the repeats arm."
+    ),
 ]
 LongRepeats = Annotated[
-    int, typer.Option("--long-repeats", min=1, help="Requests of the long-repeat arm.")
+    int,
+    typer.Option(
+        "--long-repeats",
+        min=1,
+        max=MOST_REPEATS,
+        help="Requests of the long-repeat arm.",
+    ),
 ]
 MaxPromptTokens = Annotated[
     int | None,

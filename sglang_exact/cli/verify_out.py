@@ -60,6 +60,11 @@ class Forgiving:
             silence(self._file)
             self._file = None
 
+    @property
+    def encoding(self) -> str:
+        """As the file's, so that a bar has no characters that it lacks."""
+        return getattr(self._file, "encoding", None) or "utf-8"
+
     def isatty(self) -> bool:
         """Is a terminal behind it?"""
         return self._file is not None and self._file.isatty()

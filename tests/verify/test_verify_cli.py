@@ -22,9 +22,13 @@ SMALL = ("--arms", "speculation", "--num-prompts", "2", "--max-new-tokens", "10"
 
 
 async def call(
-    *args: str, stop_when: Any = None, env: dict[str, str] | None = None, cwd: Path
+    *args: str,
+    stop_when: Any = None,
+    stop_with: int = signal.SIGINT,
+    env: dict[str, str] | None = None,
+    cwd: Path,
 ) -> tuple[int, str, str]:
-    """Run `sglang-exact` as a process; `stop_when` () -> bool sends it SIGINT."""
+    """Run `sglang-exact` as a process; `stop_when` () -> bool sends it a signal."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -38,7 +42,7 @@ async def call(
     if stop_when is not None:
         while not stop_when():
             await asyncio.sleep(0.01)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(stop_with)
     out, err = await asyncio.wait_for(process.communicate(), 60)
     return process.returncode or 0, out.decode(), err.decode()
 
@@ -118,7 +122,8 @@ def test_wrong_api_key(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
-def test_interrupt_keeps_a_partial_result(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop_with", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_keeps_a_partial_result(tmp_path: Path, stop_with: int) -> None:
     async def go() -> tuple[int, str, str]:
         async with (
             FakeServer(speculative=False) as plain,
@@ -130,6 +135,7 @@ def test_interrupt_keeps_a_partial_result(tmp_path: Path) -> None:
                 *("--arms", "speculation", "--num-prompts", "24"),
                 *("--max-new-tokens", "10"),
                 stop_when=lambda: tested.requests >= 3,
+                stop_with=stop_with,
                 cwd=tmp_path,
             )
 
