@@ -13,7 +13,14 @@ from typing import Any
 
 from sglang_exact.verify.arms import LONG, PREFILL_TOKENS, Arm
 from sglang_exact.verify.liveness_counters import counted, counters_of
-from sglang_exact.verify.model import DIFFERENT, EQUAL, Outcome, Reference, ServerInfo
+from sglang_exact.verify.model import (
+    DIFFERENT,
+    EQUAL,
+    REFUSED,
+    Outcome,
+    Reference,
+    ServerInfo,
+)
 
 # Servers may say no to these: long prompts, seeds, penalties.
 OPTIONAL = ("seeds", "penalties", *LONG)
@@ -134,11 +141,16 @@ def _in_flight(evidence: Evidence, answered: list[Outcome]) -> list[str]:
             f"at most {reached} requests overlapped, {wanted} were claimed: the "
             "answers are too short for this arm"
         ]
-    for server in evidence.servers:
-        limit = server.fields.get("max_running_requests")
-        if isinstance(limit, int) and limit < wanted:
-            return [f"the server runs at most {limit} requests at once"]
+    limit = _limit(evidence)
+    if limit is not None and limit < wanted:
+        return [f"the server runs at most {limit} requests at once"]
     return []
+
+
+def _limit(evidence: Evidence) -> int | None:
+    """The lowest number of requests that a server says it runs at once."""
+    said = [s.fields.get("max_running_requests") for s in evidence.servers]
+    return min((n for n in said if type(n) is int and n > 0), default=None)
 
 
 def _cached(_: Evidence, answered: list[Outcome]) -> list[str]:
@@ -319,21 +331,20 @@ def not_offered(evidence: Evidence) -> str | None:
     does it all the same is still compared.
     """
     arm = evidence.arm
-    refusals = {
-        o.message
-        for o in (*evidence.outcomes, *evidence.neighbours)
-        if o.status == "refused"
-    }
+    everyone = (*evidence.outcomes, *evidence.neighbours)
+    refused = [o for o in everyone if o.status == REFUSED]
+    served = {(o.server, o.case) for o in everyone if o.status in (EQUAL, DIFFERENT)}
+    # What was refused now and answered then is offered all the same.
+    whim = any(not o.neighbour and (o.server, o.case) in served for o in refused)
     optional = arm.cases in OPTIONAL or bool(arm.neighbours)
-    if optional and refusals:
-        return f"the server refuses: {sorted(refusals)[0]}"
+    if optional and refused and not whim:
+        return f"the server refuses: {min(o.message for o in refused)}"
     fields = [server.fields for server in evidence.servers]
     if "cached" in arm.claims and any(
         f.get("disable_radix_cache") is True for f in fields
     ):
         return "the prefix cache is off on this server"
-    limits = [f.get("max_running_requests") for f in fields]
-    known = [limit for limit in limits if isinstance(limit, int)]
-    if "in-flight" in arm.claims and known and min(known) < arm.in_flight:
-        return f"the server runs at most {min(known)} requests at once"
+    limit = _limit(evidence)
+    if "in-flight" in arm.claims and limit is not None and limit < arm.in_flight:
+        return f"the server runs at most {limit} requests at once"
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_server import FakeServer, Lies
@@ -304,3 +305,28 @@ def test_prompt_longer_than_the_context_is_not_offered(tmp_path: Path) -> None:
     run = asyncio.run(go())
     assert states(run) == {"long-2k": "verified", "long-8k": "not offered"}
     assert "longer than the context" in reasons(run)
+
+
+@pytest.mark.parametrize("odd", [0, -5, True, "4", 2.5, None])
+def test_limit_that_is_no_number_of_requests(tmp_path: Path, odd: Any) -> None:
+    """Whoever says that it runs none at once has run eight."""
+    tested = FakeServer(
+        step_s=0.01, info={"internal_states": [], "max_running_requests": odd}
+    )
+    run = asyncio.run(against(tested, tmp_path, settings("in-flight-8")))
+    assert states(run) == {"in-flight-8": "verified"}, reasons(run)
+
+
+@pytest.mark.parametrize("turn", [0, 2])
+def test_refused_now_and_answered_then_is_offered(tmp_path: Path, turn: int) -> None:
+    """One and the same long prompt, refused once: a whim and no limit."""
+    asked: list[int] = []
+
+    def refused(body: dict[str, Any], _: FakeServer) -> bool:
+        asked.append(len(body["input_ids"]))
+        return len(asked) > turn and (turn == 0 or len(asked) == turn + 1)
+
+    run = lie(tmp_path, "refuse", arms="long-repeat", when=refused)
+    wanted = "not exercised" if turn else "not offered"
+    assert states(run) == {"long-repeat": wanted}, reasons(run)
+    assert "not under exact mode" in reasons(run)
