@@ -205,8 +205,8 @@ def load_run(path: Path) -> Run:
     contents = record.read(path)
     if not contents.results:
         raise record.RecordError(
-            f"{path}: holds reference answers and no arm; expected a record written by "
-            "sglang-exact verify"
+            f"{path}: holds reference answers and no arm; expected a record of "
+            "sglang-exact verify that reached its first arm"
         )
     end = contents.end or {}
     return Run(
