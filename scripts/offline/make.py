@@ -33,7 +33,8 @@ SETUPTOOLS = 77
 LARGE = 300_000
 """Bytes from which a shared library is worth looking into."""
 
-# What a server of a text model imports, without touching a GPU.
+# What a server of a text model imports, without touching a GPU. (The workers of
+# EAGLE and NGRAM load sgl_kernel, which needs a driver.)
 IMPORTS = (
     "sglang.launch_server",
     "sglang.srt.entrypoints.http_server",
@@ -42,6 +43,7 @@ IMPORTS = (
     "sglang.srt.models.qwen3_5",
     "sglang.srt.layers.attention.triton_backend",
     "sglang.srt.speculative.dflash_worker_v2",
+    "sglang.srt.speculative.dspark_components.dspark_worker_v2",
     "deep_gemm",
     "flashinfer",
     "sglang_exact.launch_server",
