@@ -26,6 +26,8 @@ from sglang_exact.verify.model import (
 OPTIONAL = ("seeds", "penalties", *LONG)
 # What every arm claims beside its own.
 EVERY_ARM = ("finite", "whole", "own")
+# Claims about all servers of an arm at once; the others hold for each.
+TOGETHER = ("widths", "own")
 # Sampling parameters that may end a generation before max_new_tokens in spite of
 # ignore_eos.
 ENDING = (
@@ -38,7 +40,8 @@ ENDING = (
 class Evidence:
     """What the claims of one arm are judged on.
 
-    `outcomes` are the answers that were compared, `neighbours` their company.
+    `outcomes` are the answers that were compared, `neighbours` their company,
+    `earlier` the request ids of other arms' answers.
     """
 
     arm: Arm
@@ -49,6 +52,7 @@ class Evidence:
     restarted: str | None = None
     expected: int = 0
     other_widths: set[int] = field(default_factory=set)
+    earlier: set[str] = field(default_factory=set)
 
 
 def unmet(evidence: Evidence) -> list[str]:
@@ -60,7 +64,15 @@ def unmet(evidence: Evidence) -> list[str]:
         return [f"{len(answered)} of {evidence.expected} requests were compared"]
     reasons = []
     for name in (*evidence.arm.claims, *EVERY_ARM):
-        reasons += CLAIMS[name](evidence, answered)
+        if name in TOGETHER:
+            reasons += CLAIMS[name](evidence, answered)
+            continue
+        labels = list(dict.fromkeys(o.server for o in answered))
+        for label in labels:
+            mine = [o for o in answered if o.server == label]
+            found = CLAIMS[name](evidence, mine)
+            # One server's answers are no evidence for another.
+            reasons += [f"{label}: {text}" if labels[1:] else text for text in found]
     return reasons
 
 
@@ -202,6 +214,7 @@ def _own(evidence: Evidence, answered: list[Outcome]) -> list[str]:
     """Every request was answered by the server itself, not by a cache before it."""
     named = [o for o in answered if o.rid]
     others = {evidence.references[o.case].answer.rid for o in named}
+    others |= evidence.earlier
     fresh = {o.rid for o in named} - others
     if len(fresh) == len(named):
         return []

@@ -286,6 +286,7 @@ class Runner:
             restarted,
             len(planned.jobs) * len(servers),
             self._other_widths(planned),
+            {o.rid for r in self.results if r is not result for o in r.outcomes},
         )
         claims = liveness.unmet(evidence)
         taint = self._not_the_release(planned, servers)

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 from fake_server import FakeServer, Lies
-from verify_runs import FAST, against, inputs, lie, reasons, settings, silent, states
+from verify_runs import (
+    FAST,
+    PATIENT,
+    against,
+    inputs,
+    lie,
+    reasons,
+    settings,
+    silent,
+    states,
+)
 
 from sglang_exact.verify import arms, session, summary
 
@@ -258,7 +268,7 @@ def test_server_that_dies_and_returns_is_noted(tmp_path: Path) -> None:
                 await tested.start()
 
             task = asyncio.create_task(die())
-            options = FAST._replace(reconnect_s=5)
+            options = PATIENT
             run = await session.verify(
                 inputs(tested, plain, tmp_path, options=options), silent
             )
@@ -330,3 +340,24 @@ def test_refused_now_and_answered_then_is_offered(tmp_path: Path, turn: int) -> 
     wanted = "not exercised" if turn else "not offered"
     assert states(run) == {"long-repeat": wanted}, reasons(run)
     assert "not under exact mode" in reasons(run)
+
+
+@pytest.mark.parametrize("accept", [0.6, 0.0])
+def test_every_server_of_an_arm_speculates(tmp_path: Path, accept: float) -> None:
+    """One width that accepts drafts shows nothing about the other."""
+
+    async def go() -> summary.Run:
+        async with (
+            FakeServer(speculative=False) as plain,
+            FakeServer() as tested,
+            FakeServer(width=8) as wide,
+            FakeServer(width=6, accept=accept) as other,
+        ):
+            plan, extra = settings("widths"), (("width", wide), ("width", other))
+            given = inputs(tested, plain, tmp_path, plan, extra=extra)
+            return await session.verify(given, silent)
+
+    run = asyncio.run(go())
+    wanted = "verified" if accept else "not exercised"
+    assert states(run) == {"widths": wanted}, reasons(run)
+    assert accept or "width-2: no draft was accepted" in reasons(run)

@@ -16,7 +16,7 @@ from fake_server import FakeServer, Lies
 from hostile_server import HostileServer, endless, fixed, head
 from test_verify_cli import KEY
 from test_verify_wire import answer
-from verify_runs import against, inputs, reasons, settings, silent, states
+from verify_runs import PATIENT, against, inputs, reasons, settings, silent, states
 
 from sglang_exact.verify import client, record, session, summary
 from sglang_exact.verify.arms import REFERENCE, TESTED
@@ -253,7 +253,8 @@ async def _with_restart(path: Path, **after: Any) -> summary.Run:
     """A tested server that ends within an arm and comes back otherwise."""
     tested = FakeServer(info={"startup_time": {"process": 1}}, step_s=0.02)
     async with FakeServer(speculative=False) as plain, tested:
-        given = inputs(tested, plain, path, settings("speculation,streaming"))
+        plan = settings("speculation,streaming")
+        given = inputs(tested, plain, path, plan, options=PATIENT)
 
         async def swap() -> None:
             while tested.requests < 3:

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from fake_server import FakeServer, Lies
 from test_verify_cli import KEY
-from verify_runs import against, inputs, reasons, settings, silent, states
+from verify_runs import PATIENT, against, inputs, reasons, settings, silent, states
 
 from sglang_exact.verify import record, server, session, summary
 from sglang_exact.verify.client import Client
@@ -72,7 +72,8 @@ def test_going_back_to_the_first_set_up_undoes_nothing(tmp_path: Path) -> None:
 
             task = asyncio.create_task(swap())
             plan = settings("speculation", num_prompts=8)
-            run = await session.verify(inputs(tested, plain, tmp_path, plan), silent)
+            given = inputs(tested, plain, tmp_path, plan, options=PATIENT)
+            run = await session.verify(given, silent)
             await task
             return run
 
@@ -173,7 +174,8 @@ def test_lies_of_the_first_process_stay_with_it(tmp_path: Path) -> None:
 
             task = asyncio.create_task(swap())
             plan = settings("speculation", num_prompts=6)
-            run = await session.verify(inputs(tested, plain, tmp_path, plan), silent)
+            given = inputs(tested, plain, tmp_path, plan, options=PATIENT)
+            run = await session.verify(given, silent)
             await task
             return run
 

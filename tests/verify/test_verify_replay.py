@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fake_server import FakeServer, Lies
-from verify_runs import inputs, reasons, settings, silent, states
+from verify_runs import PATIENT, inputs, reasons, settings, silent, states
 
 from sglang_exact.verify import record, session, summary
 from sglang_exact.verify.record import RecordError
@@ -176,7 +176,8 @@ async def _changing(path: Path, dtype: str) -> list[str]:
             await plain.start()
 
         task = asyncio.create_task(swap())
-        given = inputs(plain, plain, path, settings("speculation", num_prompts=6))
+        plan = settings("speculation", num_prompts=6)
+        given = inputs(plain, plain, path, plan, options=PATIENT)
         problems = await session.record_reference(given, silent)
         await task
         return problems

@@ -233,12 +233,12 @@ def test_neighbours_that_give_up_are_no_company(tmp_path: Path) -> None:
         sampled = [b for b in server.calls if b["sampling_params"]["temperature"]]
         return bool(body["sampling_params"]["temperature"]) and len(sampled) > 1
 
-    tested = FakeServer(lies=Lies({"error-500"}, when=refused), step_s=0.002)
+    tested = FakeServer(lies=Lies({"error-500"}, when=refused), step_s=0.01)
     plan = settings("sampled-neighbours", num_prompts=24, tokens=24)
     run = asyncio.run(against(tested, tmp_path, plan))
     assert states(run) == {"sampled-neighbours": "not exercised"}
     assert "of 24 answers had a neighbour in flight" in reasons(run)
-    honest = FakeServer(step_s=0.002)
+    honest = FakeServer(step_s=0.01)
     run = asyncio.run(against(honest, tmp_path / "b", plan))
     assert states(run) == {"sampled-neighbours": "verified"}, reasons(run)
 
@@ -368,8 +368,9 @@ def test_answers_from_a_memory_are_no_answers(
         # What the reference gave carries no counters either.
         assert "carry the request id of another answer" in reasons(run)
     else:
-        # Each question once in each arm: nothing in an arm repeats.
-        assert states(run)["speculation"] == "verified"
+        # What the first arm asked, the second gets from the memory.
+        found = states(run)
+        assert found == {"speculation": "verified", "streaming": "not exercised"}
 
 
 @pytest.mark.parametrize("read", [8, 4])

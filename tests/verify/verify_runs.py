@@ -18,6 +18,8 @@ from sglang_exact.verify.plan import Settings
 from sglang_exact.verify.runner import Options
 
 FAST = Options(reconnect_s=0.3, restart_timeout_s=5)
+# For servers that do return, however busy the machine is.
+PATIENT = FAST._replace(reconnect_s=60)
 
 
 def silent(_: int) -> Any:
