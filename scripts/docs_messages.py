@@ -67,12 +67,15 @@ LISTS = ("reasons", "problems", "found", "wrong", "notes")
 NAMES = ("message", "down", "unstable")
 # Where a function returns reasons as texts, whatever it is called.
 RETURNED = ("sglang_exact/verify/", "sglang_exact/cli/bench_memory")
+RETURNED += ("sglang_exact/bench/cost_model_inputs", "sglang_exact/bench/launch")
 ENOUGH_LETTERS = 10
 ENOUGH_WORDS = 4
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 TEXTS = (ast.JoinedStr, ast.Constant, ast.BinOp)
 # What a message says about itself.
 CONTRACT = re.compile(
-    r"^(- )?found |(?<!as) expected\b|^expected\b|\b[Ff]ix: |\bcannot be |\bfailed\b.*:"
+    r"^(- )?found |: found (no|an?) |(?<!as) expected\b|^expected\b|\b[Ff]ix: "
+    r"|\bcannot be |\bfailed\b.*:"
 )
 
 
@@ -152,7 +155,7 @@ class Reader(ast.NodeVisitor):
                 return found[-1] if isinstance(found[-1], texts) else None
         return None
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+    def visit_FunctionDef(self, node: Function) -> None:
         self.scopes.append(node)
         for text in _collected(node, "reasons" in node.name):
             self.add(self.text(text))
@@ -196,10 +199,7 @@ class Reader(ast.NodeVisitor):
         else:
             self.generic_visit(node)
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        self.scopes.append(node)
-        self.generic_visit(node)
-        self.scopes.pop()
+    visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_Call(self, node: ast.Call) -> None:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
@@ -270,7 +270,7 @@ def _called(node: ast.expr, names: Iterable[str]) -> bool:
     )
 
 
-def _collected(node: ast.FunctionDef, every: bool) -> Iterator[ast.expr]:
+def _collected(node: Function, every: bool) -> Iterator[ast.expr]:
     """Strings that a function collects as reasons: appended, or in lists.
 
     every: all it appends or returns in a list; otherwise by the name of the list.
@@ -285,6 +285,11 @@ def _collected(node: ast.FunctionDef, every: bool) -> Iterator[ast.expr]:
                 held, LISTS
             ):
                 pass
+            case (
+                ast.AugAssign(target=held, value=ast.ListComp(elt=argument))
+                | ast.Assign(targets=[held], value=ast.ListComp(elt=argument))
+            ) if _called(held, LISTS):
+                values = [argument]
             case ast.Return(value=ast.List(elts=values)) if every:
                 pass
             case _:
@@ -292,7 +297,7 @@ def _collected(node: ast.FunctionDef, every: bool) -> Iterator[ast.expr]:
         yield from (v for v in values if isinstance(v, TEXTS))
 
 
-def _returned(node: ast.FunctionDef) -> Iterator[ast.expr]:
+def _returned(node: Function) -> Iterator[ast.expr]:
     """Texts that a function returns: alone, in a list, in a tuple, or in a choice."""
     stack = [n.value for n in ast.walk(node) if isinstance(n, ast.Return) and n.value]
     while stack:

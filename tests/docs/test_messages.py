@@ -51,6 +51,11 @@ def layout_reasons(t):
     reasons.append(t)
     return reasons
 
+async def asked(t):
+    problems = [f"unknown field {name}" for name in t]
+    notes.append("the cache was not emptied")
+    words = [f"nothing wrong with {name}" for name in t]
+
 def other(t):
     t.append("a text that nobody collects as a reason")
     _cannot("the report cannot be written: " + str(t))
@@ -91,6 +96,8 @@ def test_messages_are_found() -> None:
         ("the switch <name>, which is off", "on", "turn it on"),
         ("found <x> parts", "at least 2", "add parts"),
         ("strides: found <stride>", "a unit stride", ""),
+        ("unknown field <name>", "", ""),
+        ("the cache was not emptied", "", ""),
         ("a soft cap", "none", ""),
         ("the report cannot be written: <t>", "", ""),
         ("the disk is full: <t>", "", ""),
