@@ -15,7 +15,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from sglang_exact.rehearsal import models
+try:
+    from sglang_exact.rehearsal import models
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"found no {error.name}; expected the environment of a rehearsal; fix: "
+        "scripts/rehearsal_env, then .venv-rehearsal/bin/python"
+    ) from error
 from sglang_exact.rehearsal.environment import environment
 from sglang_exact.rehearsal.server import CPU_FLAGS, DETERMINISTIC_FLAGS, draft_flags
 

@@ -25,7 +25,7 @@ import importlib.abc, importlib.metadata, sys
 class Hide(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name.split(".")[0] in ("torch", "sglang", "triton", "numpy"):
-            raise ModuleNotFoundError(name)
+            raise ModuleNotFoundError(name, name=name)
 
 sys.meta_path.insert(0, Hide())
 version = importlib.metadata.version
@@ -69,6 +69,22 @@ def test_without_torch_and_host() -> None:
     assert "[FAIL] host: found no SGLang installed" in done.stdout
     assert "[FAIL] torch: not installed" in done.stdout
     assert done.stdout.count("fix: pip install 'sglang==0.5.23'") == 2
+
+
+def test_rehearsal_outside_its_environment() -> None:
+    code = "import runpy; runpy.run_module('sglang_exact.rehearsal.launch_server')"
+    paths = [str(ROOT), str(ROOT / "kernels")]
+    done = subprocess.run(
+        [sys.executable, "-c", f"{BARE}\n{code}"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("found no numpy; expected the environment")
 
 
 def test_launcher_names_its_own_flags() -> None:
