@@ -28,6 +28,8 @@ ALARM_S = 5
 """Seconds math-verify may take to parse or to compare; its own default."""
 TIMEOUT_S = 30.0
 """Seconds after which the process is given up; more than the three alarms in it."""
+START_S = 300.0
+"""Seconds the process may take to import math-verify; no answer pays for them."""
 MEMORY_BYTES = 4 * 2**30
 SHOWN = 200
 
@@ -133,7 +135,11 @@ class Grader:
 
     def grade(self, gold: str, answer: str) -> Grade:
         """Grade one answer; NOT_GRADED if that ends the process or takes too long."""
-        process = self._started()
+        try:
+            process = self._started()
+        except TimeoutError:
+            self.close()
+            return Grade(NOT_GRADED, "", f"no grader within {START_S:g} s")
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("found a grading process without pipes")
         try:
@@ -163,6 +169,8 @@ class Grader:
                 # Ctrl-C is for the run, which then ends this process itself.
                 start_new_session=True,
             )
+            if self._process.stdout is not None:
+                _line(self._process.stdout.fileno(), START_S)
         return self._process
 
 
@@ -188,6 +196,9 @@ def main() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    importlib.import_module("math_verify")
+    sys.stdout.buffer.write(b"ready\n")
+    sys.stdout.buffer.flush()
     for line in sys.stdin.buffer:
         verdict = grade_here(*orjson.loads(line))
         sys.stdout.buffer.write(orjson.dumps(list(verdict)) + b"\n")
