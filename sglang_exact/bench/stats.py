@@ -65,10 +65,8 @@ def consistent(sample: Sample) -> bool:
     found, tokens = sample.counters, len(sample.ids)
     if not found.verify:
         return True
-    most = [found.verify * width for width in (found.width(),) if width]
-    if found.correct is not None:
-        most.append(found.verify + found.correct)
-    return all(tokens - 1 <= count for count in most)
+    drafts = (n for n in (found.correct, found.proposed) if n is not None)
+    return all(tokens - 1 <= found.verify + count for count in drafts)
 
 
 def contradictions(samples: Sequence[Sample]) -> list[str]:
