@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -137,6 +139,56 @@ def proof(command: list[str]) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
+
+
+class Pretended:
+    """Stands in for the script's Server: a server without a model, in a thread."""
+
+    kinds: frozenset[str] = frozenset()
+
+    def __init__(self, model: str, *, flags: list[str], log: Path, **_: Any) -> None:
+        from fake_server import FakeServer, Lies
+
+        speculative = "--speculative-algorithm" in flags
+        lies = Lies(set(self.kinds) if speculative else set())
+        self.server = FakeServer(speculative=speculative, lies=lies)
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        log.write_text("log\n")
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def __enter__(self) -> Pretended:
+        self.thread.start()
+        asyncio.run_coroutine_threadsafe(self.server.start(), self.loop).result(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self.server.stop(), self.loop).result(30)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+def test_status_of_real_clients(
+    prove: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Equal, equal once more in the same folder, one other token, errors."""
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "verify"))
+    monkeypatch.setattr(prove, "Server", Pretended)
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    )
+    ask = "--arms speculation --num-prompts 2 --max-new-tokens 16"
+    argv = ["--out", str(tmp_path), "--ask", ask, "--", *flags("verify")]
+    for kinds, status in (((), 0), ((), 0), (("wrong-token",), 1), (("error-500",), 2)):
+        monkeypatch.setattr(Pretended, "kinds", frozenset(kinds))
+        assert prove.prove(prove.parse(argv)) == status
+        written = {path.name for path in tmp_path.iterdir() if path.is_file()}
+        assert written == set(prove.FILES)
+    assert (tmp_path / "earlier-3" / "exact.jsonl").is_file()
 
 
 @pytest.mark.e2e
