@@ -211,8 +211,7 @@ def verify(
     addresses = [Address(TESTED, base_url, api_key)]
     reference_file = None
     if reference is not None and reference.startswith(("http://", "https://")):
-        key = reference_api_key or api_key
-        addresses.append(Address(REFERENCE, reference, key))
+        addresses.append(Address(REFERENCE, reference, reference_api_key or api_key))
     elif reference is not None:
         reference_file = Path(reference)
     addresses += [_extra(text, api_key) for text in server or []]
