@@ -53,5 +53,8 @@ def main() -> None:
     # doctor has to run where another command's packages are missing.
     asked = sys.argv[1:2]
     everything = not asked or asked[0] not in COMMANDS
-    app = application() if everything else application([*asked, "doctor", "env"])
-    app()
+    try:
+        app = application() if everything else application([*asked, "doctor", "env"])
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
