@@ -374,8 +374,9 @@ def _report(
         ),
         "drafts_kept": any((a.accept_length or 0) > 1.5 for a in done),
         "kinds": dict(Counter(r.kind for r in requests)),
+        # With what was returned: a wrong answer may be rare.
         "wrong": [
-            (i, r.kind)
+            (i, r.kind, repr(a), repr(p))
             for i, (r, a, p) in enumerate(zip(requests, answers, plain, strict=True))
             if wrong(r, a, p)
         ],
