@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import string
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 from sglang_exact.bench.drive import BenchClient, CannotRun
 from sglang_exact.bench.provenance import scrub_text
+from sglang_exact.ports import free_port
 from sglang_exact.rehearsal import supervise
 from sglang_exact.verify.wire import clean
 
@@ -89,13 +89,6 @@ def _problem(name: str, command: str, plain: str) -> str:
     if name != plain and not used & _LENGTH_FIELDS:
         return "no {draft_tokens}"
     return ""
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 class Launched:

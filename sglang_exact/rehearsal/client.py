@@ -63,6 +63,9 @@ def completion_of(answer: Mapping[str, Any]) -> Completion:
     )
 
 
+_READY_S = 10.0
+
+
 class Client:
     """Talks to one running server.
 
@@ -77,8 +80,17 @@ class Client:
         # A proxy of the environment has no business with a local server.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-    def request(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def request(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
         """GET `path`, or POST `body` as JSON; the decoded answer, None if empty.
+
+        Args:
+            path, body: what is asked for.
+            timeout_s: of this request, if not the client's own.
 
         Raises:
             RuntimeError: the server answered with an error status; its text is in
@@ -90,7 +102,8 @@ class Client:
             self.url + path, data, {"Content-Type": "application/json"}
         )
         try:
-            with self._opener.open(request, timeout=self.timeout_s) as answer:
+            seconds = self.timeout_s if timeout_s is None else timeout_s
+            with self._opener.open(request, timeout=seconds) as answer:
                 text = answer.read()
         except urllib.error.HTTPError as error:
             detail = error.read().decode(errors="replace")[:2000]
@@ -102,7 +115,7 @@ class Client:
     def is_ready(self) -> bool:
         """Whether the server accepts requests; generates nothing."""
         try:
-            self.request("/ready")
+            self.request("/ready", timeout_s=min(self.timeout_s, _READY_S))
         except (OSError, RuntimeError):
             return False
         return True

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from sglang_exact.ports import free_port
 from sglang_exact.rehearsal.client import Client
 from sglang_exact.rehearsal.environment import environment
 
@@ -31,6 +31,7 @@ CPU_FLAGS = (
     "--cuda-graph-backend-decode", "disabled",
     "--skip-server-warmup",
     "--skip-tokenizer-init",
+    "--sleep-on-idle",
     "--log-level", "warning",
 )  # fmt: skip
 """What the host needs to run without a GPU, small enough for two cores."""
@@ -86,13 +87,6 @@ def draft_flags(kind: str, draft: str | Path | None, tokens: int = 4) -> list[st
     raise ValueError(
         f"found draft kind {kind!r}, expected dflash, dflash2, dspark, mtp or ngram"
     )
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 class Server:

@@ -94,8 +94,15 @@ STOPS: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-def _stopped(case: dict[str, Any], stream: str, blocks: list[int], stock: bool) -> Any:
-    from sglang.srt.managers.schedule_batch import Req
+def _stopped(
+    case: dict[str, Any],
+    stream: str,
+    blocks: list[int],
+    stock: bool,
+    abort_from: int | None = None,
+) -> Any:
+    """Ids and reason; an abort arrives before the block with token `abort_from`."""
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
     from sglang.srt.sampling.sampling_params import SamplingParams
 
     params = SamplingParams(**{"max_new_tokens": 8, **case})
@@ -111,6 +118,8 @@ def _stopped(case: dict[str, Any], stream: str, blocks: list[int], stock: bool) 
         blocks = blocks[1:]
         req.output_ids.extend(left[:size])
         left = left[size:]
+        if abort_from is not None and len(req.output_ids) > abort_from:
+            req.to_finish = FINISH_ABORT()
         check(req, size)
     end = len(req.output_ids) if req.finished_len is None else req.finished_len
     reason = req.finished_reason
@@ -145,6 +154,29 @@ def check_blocks_stop_where_single_tokens_do() -> None:
 def control_host_stops_elsewhere() -> None:
     wrong = _stop_differences(stock=True)
     assert {0, 1} <= set(wrong), wrong
+
+
+def _abort_differences(stock: bool) -> list[int]:
+    """Cases in which an aborted request returns what plain decoding never would."""
+    wrong = []
+    for i, (case, stream) in enumerate(STOPS):
+        plain, _ = _stopped(case, stream, [1] * len(stream), stock=True)
+        for at in range(len(plain)):
+            for cut in _cuts(len(stream)):
+                ids, reason = _stopped(case, stream, cut, stock, abort_from=at)
+                ended = json.loads(reason)["type"]
+                if ids != plain[: len(ids)] or ended != "abort" or len(ids) <= at:
+                    wrong.append(i)
+    return sorted(set(wrong))
+
+
+def check_an_abort_ends_no_later_than_plain_decoding() -> None:
+    assert _abort_differences(stock=False) == []
+
+
+def control_host_returns_the_whole_block_of_an_abort() -> None:
+    # The length bound, an end token, a stop string.
+    assert {0, 2, 8} <= set(_abort_differences(stock=True))
 
 
 def check_custom_processor_sees_one_row() -> None:

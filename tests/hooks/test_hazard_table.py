@@ -29,6 +29,7 @@ HAZARDS = (
     *("Grammar, regex, JSON schema", "Custom logit processors", "token_ids_logprob"),
     *("Nothing to generate", "end of the context", "Warm-up", "n` above 1"),
     *("chunked-prefill-size", "Overlap scheduling", "New weights", "max_new_tokens"),
+    *("aborted mid-way", "aborted in the middle of a block"),
 )
 """A piece of the title of each row that must be there."""
 
