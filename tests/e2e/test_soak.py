@@ -3,8 +3,8 @@
 
 Requests of every kind arrive at random, wait for memory, are cut in chunks, are
 rejected half of the time, or are aborted. SGLANG_EXACT_TEST_SOAK=300 sets how many,
-SGLANG_EXACT_TEST_SOAK_REPORT names a JSON file for what came out, and a log of the
-progress is kept beside it.
+SGLANG_EXACT_TEST_SOAK_SEED which ones, SGLANG_EXACT_TEST_SOAK_REPORT names a JSON file
+for what came out, and a log of the progress is kept beside it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from sglang_exact.rehearsal.client import Completion
 from sglang_exact.rehearsal.server import Server, draft_flags
 
 SIZE_VARIABLE = "SGLANG_EXACT_TEST_SOAK"
+SEED_VARIABLE = "SGLANG_EXACT_TEST_SOAK_SEED"
 REPORT_VARIABLE = "SGLANG_EXACT_TEST_SOAK_REPORT"
 SIZE = int(os.environ.get(SIZE_VARIABLE, "24"))
 REPORT = os.environ.get(REPORT_VARIABLE)
-SEED = 7
+SEED = int(os.environ.get(SEED_VARIABLE, "7"))
 MEAN_PAUSE_S = 0.4
 # More than run at once, so that some always wait and their aborts come early.
 IN_FLIGHT = 10
@@ -42,7 +43,9 @@ ALONE_EVERY = 12
 # How the host ends a request that is aborted before it starts: a 400.
 WAITING = "Aborted by AbortReq"
 # Servers refuse variables that they do not know.
-CLEAN: dict[str, str | None] = {SIZE_VARIABLE: None, REPORT_VARIABLE: None}
+CLEAN: dict[str, str | None] = dict.fromkeys(
+    (SIZE_VARIABLE, SEED_VARIABLE, REPORT_VARIABLE)
+)
 
 pytestmark = [
     pytest.mark.e2e,
@@ -348,7 +351,8 @@ def _report(
     waiting = [a for a in texts if WAITING in a]
     verifies = sum(a.spec_verify_ct for a in ended)
     found = {
-        "command": f"{SIZE_VARIABLE}={SIZE} pytest tests/e2e/test_soak.py",
+        "command": f"{SIZE_VARIABLE}={SIZE} {SEED_VARIABLE}={SEED} "
+        "pytest tests/e2e/test_soak.py",
         "date": time.strftime("%Y-%m-%d"),
         "device": "CPU, interpreted kernels, tiny random model",
         "versions": {"sglang": host.version("sglang"), **host.stack_versions()},
