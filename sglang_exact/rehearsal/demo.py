@@ -16,6 +16,7 @@ import shlex
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ CPU_LENGTHS = (8, 11, 17, 24, 260)
 GPU_LENGTHS = (37, 257, 511, 1023)
 CPU_VOCAB, GPU_VOCAB = 512, 248320
 RATE = 0.8
+Keep = Callable[[list[Result]], None]
 
 
 def arms(short: tuple[int, ...] | None) -> tuple[Arm, Arm]:
@@ -83,7 +85,7 @@ def gpu_setup(work: Path, layers: int, new_tokens: int) -> Setup:
         "--attention-backend", "triton", "--disable-prefill-cuda-graph",
         "--max-running-requests", "8", "--cuda-graph-max-bs-decode", "8",
         "--context-length", "8192", "--mem-fraction-static", "0.85",
-        "--skip-server-warmup",
+        "--max-total-tokens", "65536", "--skip-server-warmup",
     )  # fmt: skip
     return Setup(
         target,
@@ -94,12 +96,16 @@ def gpu_setup(work: Path, layers: int, new_tokens: int) -> Setup:
         device="cuda",
         flags=flags,
         env={"SGLANG_EXACT_TEST_DUMMY_WEIGHTS": "1"},
-        start_timeout_s=600.0,
+        start_timeout_s=240.0,
     )
 
 
-def run(setup: Setup, side_by_side: int, console: Console) -> list[Result]:
-    """Plain decoding twice, then stock and exact speculation."""
+def run(setup: Setup, side_by_side: int, console: Console, keep: Keep) -> list[Result]:
+    """Plain decoding twice, then stock and exact speculation.
+
+    `keep` is called with what there is after each arm. Raises RuntimeError for a
+    server that does not start or answer.
+    """
     started = time.monotonic()
 
     def say(text: str) -> None:
@@ -109,15 +115,18 @@ def run(setup: Setup, side_by_side: int, console: Console) -> list[Result]:
     with ThreadPoolExecutor(side_by_side) as pool:
         plain = pool.submit(run_arm, PLAIN, setup, None, say)
         again = pool.submit(run_arm, AGAIN, setup, None, say)
-        first = plain.result()
-        reference = first.answers[0]
-        waiting = [
+        found = [plain.result()]
+        keep(found)
+        reference = found[0].answers[0]
+        exact, stock = (
             pool.submit(run_arm, arm, setup, reference, say)
             for arm in reversed(arms(short))
-        ]
-        second = again.result()
-        exact, stock = (job.result() for job in waiting)
-    return [first, _compared(second, reference), stock, exact]
+        )
+        found.append(_compared(again.result(), reference))
+        for job in (stock, exact):
+            keep(found)
+            found.append(job.result())
+    return found
 
 
 def _compared(found: Result, reference: list[Any]) -> Result:
@@ -194,6 +203,11 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     return args
 
 
+def side_by_side(layers: int | None) -> int:
+    """Servers at once: one per core of two; a GPU holds one of 64 layers."""
+    return 1 if layers == 64 else 2
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the demonstration; 0 if everything is as promised, 1 if not."""
     args = arguments(sys.argv[1:] if argv is None else argv)
@@ -206,15 +220,25 @@ def main(argv: list[str] | None = None) -> int:
             setup = gpu_setup(work, args.layers, args.new_tokens or 64)
         else:
             setup = cpu_setup(work, args.new_tokens or 16)
-        # Each server computes on one core; a GPU holds one model at a time.
-        results = run(setup, 1 if args.layers else 2, console)
-    rows = [row for result in results for row in result.rows]
-    good = all(row.as_promised for row in rows)
+
+        def keep(found: list[Result], ok: bool = False) -> None:
+            # After every arm: what is here is kept if this is ended.
+            if args.json:
+                made = {"ok": ok, **record(found, setup, args)}
+                made["seconds"] = round(time.monotonic() - started, 1)
+                text = json.dumps(made, indent=1) + "\n"
+                args.json.write_text(text, encoding="utf-8")
+
+        try:
+            results = run(setup, side_by_side(args.layers), console, keep)
+        except RuntimeError as error:
+            console.print(f"FAILED: {error}", markup=False, highlight=False)
+            return 1
+        rows = [row for result in results for row in result.rows]
+        good = all(row.as_promised for row in rows)
+        keep(results, good)
     console.print(table(rows))
     if args.json:
-        found = {"ok": good, **record(results, setup, args)}
-        found["seconds"] = round(time.monotonic() - started, 1)
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         console.print(f"written: {args.json}", markup=False)
     console.print(
         "Stock speculation changed the answers; exact speculation did not change a bit."

@@ -46,7 +46,7 @@ DETERMINISTIC_FLAGS = (
 _SUPERVISOR = Path(__file__).with_name("supervise.py")
 _LOG_TAIL_LINES = 60
 _POLL_S = 0.2
-_STOP_S = 10.0
+_STOP_S = 2.0
 
 
 def draft_flags(kind: str, draft: str | Path | None, tokens: int = 4) -> list[str]:
@@ -259,8 +259,8 @@ class Server:
         if process is None:
             return
         if self.device != "cpu":
-            # The driver gets its memory back in order. A rehearsal has nothing to
-            # hand back, and the host takes five seconds over its farewell.
+            # The ranks end here and hand their memory back. A rehearsal has none to
+            # hand back; the host's five seconds of farewell are not waited for.
             self._signal(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_STOP_S)

@@ -174,6 +174,35 @@ def test_demo_fails_when_stock_is_equal(
     assert found["ok"] is False
 
 
+def test_demo_keeps_what_there_is_when_a_server_fails(
+    tmp_path: Path,
+    answer: Callable[[Answer], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def silent(server: FakeServer, prompt: Sequence[int], logprobs: bool) -> Any:
+        if server.options["mode"] == "stock":
+            raise RuntimeError("found no answer from the server, expected one")
+        return as_promised(server, prompt, logprobs)
+
+    answer(silent)
+    status, found = run_demo(tmp_path, monkeypatch)
+    assert status == 1
+    assert found["ok"] is False
+    assert [row["arm"] for row in found["rows"]] == ["plain", "plain-again"]
+    assert "FAILED: found no answer" in capsys.readouterr().out
+
+
+def test_servers_of_a_gpu(tmp_path: Path) -> None:
+    """Two of four layers share a GPU: no pool takes all that is free."""
+    made = demo.gpu_setup(tmp_path, 4, 64)
+    flags = list(made.flags)
+    pool = int(flags[flags.index("--max-total-tokens") + 1])
+    context = int(flags[flags.index("--context-length") + 1])
+    assert context < pool <= 8 * context
+    assert [demo.side_by_side(layers) for layers in (None, 4, 64)] == [2, 2, 1]
+
+
 @pytest.mark.parametrize("where", ["plain-again", "oracle", "rejected"])
 def test_demo_fails_on_one_bit(
     tmp_path: Path,
