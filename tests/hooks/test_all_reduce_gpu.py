@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 
 import pytest
 
@@ -18,6 +19,8 @@ ROWS = (1, 2, 3, 8, 16, 17, 64, 128, 129, 512, 2048, 8192)
 SETTINGS = {"NCCL_ALGO": "allreduce:tree", "NCCL_NVLS_ENABLE": "0"}
 """As the host's deterministic mode and launcher set them."""
 CHANNELS = "8"
+LIMIT_S = 240
+"""Each rank imports torch, opens a context and connects: up to a minute, if alone."""
 
 
 def _rank(rank: int, port: int, results: object) -> None:
@@ -53,6 +56,8 @@ def _rank(rank: int, port: int, results: object) -> None:
         static.copy_(parts[rank])
         graph.replay()
         torch.cuda.synchronize()
+        # NCCL ends a communicator only after every graph that uses it is gone.
+        graph.reset()
         # Alone, the last row must be what it is among the others.
         single = parts[rank][-1:].clone()
         dist.all_reduce(single)
@@ -83,5 +88,15 @@ def test_sum_of_two_ranks_is_the_bf16_sum(monkeypatch: pytest.MonkeyPatch) -> No
         port = s.getsockname()[1]
     context = torch.multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
-    torch.multiprocessing.spawn(_rank, args=(port, results), nprocs=2, join=True)
+    ranks = torch.multiprocessing.spawn(
+        _rank, args=(port, results), nprocs=2, join=False
+    )
+    deadline = time.monotonic() + LIMIT_S
+    try:
+        while not ranks.join(timeout=1):
+            if time.monotonic() > deadline:
+                pytest.fail(f"found ranks that run after {LIMIT_S} s")
+    finally:
+        for process in ranks.processes:
+            process.kill()
     assert [results.get(), results.get()] == [[], []]
