@@ -22,6 +22,7 @@ from sglang_exact.hooks import (
     sampling,
     small_m_gemm,
     stop,
+    streamed_parts,
     verify_sampling,
     vocab_parallel,
 )
@@ -53,7 +54,8 @@ ALL: tuple[Hook, ...] = (
     *retraction.HOOKS,
     *live_changes.HOOKS,
     *requests.HOOKS,
-    stop.HOOK,
+    *stop.HOOKS,
+    *streamed_parts.HOOKS,
     *penalties.HOOKS,
     *sampling.HOOKS,
     verify_sampling.HOOK,

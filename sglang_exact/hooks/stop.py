@@ -6,12 +6,21 @@ Why: the host checks a block once (sglang/srt/managers/schedule_batch.py:2007):
     by the block. An end token followed by a stop string, two stop strings, or a
     string that plain decoding cannot see end the request elsewhere. A request that
     is being aborted is not checked at all, and returns its whole last block, past
-    its end token and past max_new_tokens.
+    its end token and past max_new_tokens. The reasoning tokens of a block are
+    counted before it is checked (scheduler_components/batch_result_processor.py:1048),
+    those after the end too. A grammar that ends with a token that does not end the
+    request (ignore_eos) ends it one token later in plain decoding, which advances the
+    grammar after the check. Streaming holds back what may begin a stop string, but
+    not the text of a stop regex, nor a character whose bytes are not all there: what
+    of it is sent before it is trimmed depends on the blocks.
 What: the block is taken off and put back one token at a time; the host's own check
     runs after each, exactly as in plain decoding, until it says that the request is
     finished. Then the rest is put back (cache accounting counts it) and
     `finished_len` marks the end. An aborted request is checked too, and stays
-    aborted: what it returns is the start of plain decoding's answer.
+    aborted: what it returns is the start of plain decoding's answer. Reasoning
+    tokens are counted after the check, up to the end. A grammar that ends with the
+    token just accepted is not looked at until the next one. Streaming holds back
+    whatever may be trimmed.
 Scope: every request, all drafters; a block of one token goes straight to the host.
 Retire when: the host checks accepted tokens one at a time.
 """
@@ -19,28 +28,94 @@ Retire when: the host checks accepted tokens one at a time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sglang_exact.hooks.base import Hook
 
 _REQ = "sglang.srt.managers.schedule_batch.Req"
+_PROCESSOR = (
+    "sglang.srt.managers.scheduler_components.batch_result_processor."
+    "SchedulerBatchResultProcessor"
+)
+_COUNT = "_sglang_exact_count"
+_EARLY = "_sglang_exact_grammar_ends"
+_PARTIAL = "\N{REPLACEMENT CHARACTER}"
 
 
 def stop_token_by_token(
     original_fn: Callable[..., None], self: Any, new_accepted_len: int = 1
 ) -> None:
     """Around Req.update_finish_state: one host check per accepted token."""
+    early = vars(self).pop(_EARLY, False)
     if new_accepted_len <= 1 or self.finished():
+        grammar = self.grammar
+        if early:
+            self.grammar = None
         original_fn(self, new_accepted_len)
+        self.grammar = grammar
         return
     abort, self.to_finish = self.to_finish, None
-    _check_each(original_fn, self, new_accepted_len)
+    block = list(self.output_ids[-new_accepted_len:])
+    kept = _check_each(original_fn, self, new_accepted_len)
     if abort:
         self.finished_reason = abort
+    count = vars(self).pop(_COUNT, None)
+    if count is not None:
+        count(block[:kept])
 
 
-def _check_each(original_fn: Callable[..., None], req: Any, count: int) -> None:
-    """Check the last `count` output ids, one at a time, until one is the end."""
+def count_what_is_returned(
+    original_fn: Callable[..., None],
+    self: Any,
+    req: Any,
+    next_token_id: int | list[int],
+) -> None:
+    """Around _maybe_update_reasoning_tokens: a block waits until its end is known."""
+    if isinstance(next_token_id, list) and len(next_token_id) > 1:
+        setattr(req, _COUNT, partial(original_fn, self, req))
+        return
+    original_fn(self, req, next_token_id)
+
+
+def note_grammar_ends(
+    original_fn: Callable[..., None], self: Any, result: Any, batch: Any
+) -> None:
+    """Around advance_grammar_fsm, which only speculation calls before the check.
+
+    Notes the requests whose grammar ends with the token that is checked next.
+    """
+    live = [
+        req
+        for req in batch.reqs
+        if req.grammar is not None and not req.grammar.is_terminated()
+    ]
+    original_fn(self, result, batch)
+    for req in live:
+        if req.grammar.is_terminated():
+            setattr(req, _EARLY, True)
+
+
+def may_begin_a_stop(self: Any) -> bool:
+    """Replace check_match_stop_str_prefix: text that may be trimmed is not streamed.
+
+    A stop string is trimmed, and so is the text of a stop regex where it occurs as it
+    is written. A character of which only some bytes are there may continue either.
+    """
+    params = self.sampling_params
+    ends = [end for end in (*params.stop_strs, *params.stop_regex_strs) if end]
+    tail = self.tail_str() if ends else ""
+    return tail.endswith(_PARTIAL) or any(
+        end in tail or any(tail.endswith(end[:i]) for i in range(1, len(end)))
+        for end in ends
+    )
+
+
+def _check_each(original_fn: Callable[..., None], req: Any, count: int) -> int:
+    """Check the last `count` output ids, one at a time, until one is the end.
+
+    Returns how many of them the answer keeps.
+    """
     block = list(req.output_ids[-count:])
     before = len(req.output_ids) - count
     del req.output_ids[before:]
@@ -51,20 +126,58 @@ def _check_each(original_fn: Callable[..., None], req: Any, count: int) -> None:
             if req.finished_len is None:
                 req.finished_len = before + seen
             req.output_ids.extend(block[seen:])
-            return
+            return seen
+    return count
 
 
-HOOK = Hook(
-    name="stop_token_by_token",
-    target=f"{_REQ}.update_finish_state",
-    kind="AROUND",
-    replacement=stop_token_by_token,
-    relies_on=(
-        f"{_REQ}._check_str_based_finish",
-        f"{_REQ}._check_token_based_finish",
-        f"{_REQ}._check_vocab_boundary_finish",
-        f"{_REQ}._cap_finished_len_at_max_new_tokens",
-        f"{_REQ}.tail_str",
+HOOKS = (
+    Hook(
+        name="stop_token_by_token",
+        target=f"{_REQ}.update_finish_state",
+        kind="AROUND",
+        replacement=stop_token_by_token,
+        relies_on=(
+            f"{_REQ}._check_str_based_finish",
+            f"{_REQ}._check_token_based_finish",
+            f"{_REQ}._check_vocab_boundary_finish",
+            f"{_REQ}._cap_finished_len_at_max_new_tokens",
+            f"{_REQ}.tail_str",
+        ),
+        speculative=True,
     ),
-    speculative=True,
+    Hook(
+        name="stop_reasoning_count",
+        target=f"{_PROCESSOR}._maybe_update_reasoning_tokens",
+        kind="AROUND",
+        replacement=count_what_is_returned,
+        relies_on=(
+            f"{_PROCESSOR}.process_batch_result_decode",
+            f"{_REQ}.update_reasoning_tokens",
+            f"{_REQ}.update_self_opened_reasoning_tokens",
+        ),
+        speculative=True,
+    ),
+    Hook(
+        name="stop_grammar",
+        target=f"{_PROCESSOR}.advance_grammar_fsm",
+        kind="AROUND",
+        replacement=note_grammar_ends,
+        relies_on=(
+            f"{_PROCESSOR}._resolve_spec_v2_tokens",
+            f"{_PROCESSOR}._accept_grammar_tokens",
+        ),
+        speculative=True,
+    ),
+    Hook(
+        name="stop_stream",
+        target=f"{_REQ}.check_match_stop_str_prefix",
+        kind="REPLACE",
+        replacement=may_begin_a_stop,
+        relies_on=(
+            "sglang.srt.managers.scheduler_components.output_streamer."
+            "_GenerationStreamAccumulator.accept",
+            "sglang.srt.managers.detokenizer_manager.DetokenizerManager"
+            ".trim_matched_stop",
+        ),
+    ),
 )

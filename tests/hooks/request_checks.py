@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import request_checks_answer
+import request_checks_ends
 import request_checks_fields
 import request_checks_sampling
 import request_checks_verify
@@ -21,6 +22,7 @@ MODULES = (
     request_checks_sampling,
     request_checks_verify,
     request_checks_answer,
+    request_checks_ends,
     request_checks_fields,
 )
 
@@ -29,10 +31,20 @@ def _install() -> None:
     """The request hooks, applied by the host's registry as in a rank."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from sglang_exact.hooks import accept, penalties, sampling, stop, vocab_parallel
+    from sglang_exact.hooks import (
+        accept,
+        penalties,
+        sampling,
+        stop,
+        streamed_parts,
+        vocab_parallel,
+    )
 
-    single = (stop.HOOK, vocab_parallel.HOOK)
-    for hook in (*sampling.HOOKS, *penalties.HOOKS, *accept.HOOKS, *single):
+    hooks = (
+        *(*sampling.HOOKS, *penalties.HOOKS, *accept.HOOKS, *stop.HOOKS),
+        *(*streamed_parts.HOOKS, vocab_parallel.HOOK),
+    )
+    for hook in hooks:
         HookRegistry.register(hook.target, hook.replacement, HookType[hook.kind])
     HookRegistry.apply_hooks()
 

@@ -29,7 +29,9 @@ HAZARDS = (
     *("Grammar, regex, JSON schema", "Custom logit processors", "token_ids_logprob"),
     *("Nothing to generate", "end of the context", "Warm-up", "n` above 1"),
     *("chunked-prefill-size", "Overlap scheduling", "New weights", "max_new_tokens"),
-    *("aborted mid-way", "aborted in the middle of a block"),
+    *("aborted mid-way", "aborted in the middle of a block", "`reasoning_tokens`"),
+    *("Streamed text that is trimmed", "Streamed reasoning and tool calls"),
+    *("Grammar that ends before the request",),
 )
 """A piece of the title of each row that must be there."""
 
