@@ -36,6 +36,9 @@ class Role(NamedTuple):
     stages: tuple[str, ...]
 
 
+FEW = 8
+"""Requests that the further widths are served for: room for the states of a block
+grows with width times requests, 74 GB for 16 times 32."""
 STAGES = ("memory", "decode-table", "accept", "acceptance", "widths")
 _ALL = ("memory", "decode-table", "accept")
 
@@ -49,8 +52,10 @@ def roles(width: int, widths: tuple[int, ...], requests: int) -> list[Role]:
         requests: most in flight.
     """
 
-    def arm(name: str, drafter: str | None, tokens: int, mode: str) -> Arm:
-        return Arm(name, drafter, tokens, mode, requests=requests, deterministic=False)
+    def arm(
+        name: str, drafter: str | None, tokens: int, mode: str, most: int = requests
+    ) -> Arm:
+        return Arm(name, drafter, tokens, mode, requests=most, deterministic=False)
 
     found = [
         Role(arm("plain", None, width, "exact"), "plain", (*_ALL, "widths")),
@@ -64,9 +69,29 @@ def roles(width: int, widths: tuple[int, ...], requests: int) -> list[Role]:
     ]
     for other in widths:
         if other != width:
-            made = arm(f"exact-dflash2-w{other}", "dflash2", other, "exact")
+            few = min(requests, FEW)
+            made = arm(f"exact-dflash2-w{other}", "dflash2", other, "exact", few)
             found.append(Role(made, "plain", ("widths",)))
     return found
+
+
+def is_forced(arm: Arm) -> bool:
+    """Whether the host accepts as many drafts as it is told, whatever they are."""
+    return arm.mode == "stock" and arm.drafter is not None
+
+
+def forced(arm: Arm, acceptance: float) -> dict[str, str]:
+    """Variables of the host's own benchmark switch, for an arm that needs it.
+
+    Stock verify leaves plain decoding's ids within a few tokens of random weights, and
+    with them the oracle: it would keep 1.01 tokens per step.
+    """
+    if not is_forced(arm):
+        return {}
+    return {
+        "SGLANG_SIMULATE_ACC_LEN": f"{acceptance:g}",
+        "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
+    }
 
 
 class Scale(NamedTuple):
@@ -145,8 +170,9 @@ class Place(NamedTuple):
         layers: of the target.
         mem_fraction: the host's --mem-fraction-static.
         host_backends: "own" lets stock plain decoding choose its attention backend and
-            prefill graphs, "same" gives it the overlay's. Stock speculation always has
-            the overlay's: the oracle was proven there.
+            prefill graphs, "own-no-graphs" the backend alone, "same" gives it the
+            overlay's. Stock speculation always has the overlay's backend, which is one
+            that a DFLASH draft runs on.
     """
 
     folder: Path
@@ -188,6 +214,8 @@ class Place(NamedTuple):
             return flags
         if self.host_backends == "own" and arm.drafter is None:
             return [flag for flag in flags if flag != _NO_PREFILL_GRAPHS]
+        if self.host_backends == "own-no-graphs" and arm.drafter is None:
+            return flags
         return flags if _BACKEND in flags else [*flags, _BACKEND, "triton"]
 
 

@@ -23,7 +23,8 @@ def earlier(folder: Path, here: dict[str, Any]) -> dict[str, Any]:
     """The summary of an earlier call, {} where there was none.
 
     `here` is what all rows in `folder` have to share. Raises ValueError where those of
-    the earlier call are of another setting or machine.
+    the earlier call are of another setting or machine; what it does not name, none of
+    its rows depends on.
     """
     path = folder / SUMMARY
     if not path.exists():
@@ -33,7 +34,7 @@ def earlier(folder: Path, here: dict[str, Any]) -> dict[str, Any]:
     apart = [
         f"{key}: {before.get(key)} before, {value} now"
         for key, value in here.items()
-        if before.get(key) != value
+        if before.get(key, value) != value
     ]
     if apart:
         raise ValueError(

@@ -37,6 +37,8 @@ NOTES = (
     "one server at a time: between servers clocks may have moved, ratios are of "
     "medians",
     "the base of host-dflash2 is host-plain, that of the exact arms is plain",
+    "host-dflash2 was told how many drafts to accept, whatever they are "
+    "(SGLANG_SIMULATE_ACC_LEN): its answers are compared with nothing",
 )
 VERB = {
     "memory": "memory",
@@ -44,7 +46,6 @@ VERB = {
     **dict.fromkeys(("accept", "acceptance", "widths"), "accept"),
 }
 """The record that a stage's rows go to."""
-OWN_TITLE = f"{bench_arms.TITLE}, oracle of its own answers"
 Loads = tuple[tuple[int, int], ...]
 
 
@@ -122,6 +123,16 @@ class Stages:
             if (self.out / f"{verb}.json").exists():
                 self.record(verb, {}).finish()
 
+    def has_rows(self, prefix: str) -> bool:
+        """Whether a server whose name begins so has a row in any record."""
+        paths = [self.out / f"{verb}.json" for verb in set(VERB.values())]
+        return any(
+            row["server"].startswith(prefix)
+            for path in paths
+            if path.exists()
+            for row in load(path).rows
+        )
+
     def is_done(self, role: Role, stage: str) -> bool:
         """Whether an earlier call measured all of a stage."""
         path = self.out / f"{VERB[stage]}.json"
@@ -147,20 +158,13 @@ class Stages:
         if stage == "acceptance":
             titles = [swept_title(n) for n in self.lengths(role)]
             return {(title, c) for title in titles for c, _ in first}
-        found = {(bench_arms.TITLE, c) for c, _ in every}
-        if stage == "widths":
-            return {(bench_arms.TITLE, c) for c, _ in first}
-        own = {(OWN_TITLE, c) for c, _ in first} if self.leaves_plain(role) else set()
-        return found | own
+        return {
+            (bench_arms.TITLE, c) for c, _ in (first if stage == "widths" else every)
+        }
 
     def lengths(self, role: Role) -> list[float]:
         """The acceptance lengths that an arm's blocks can have."""
         return [n for n in self.scale.swept if n <= role.arm.tokens]
-
-    @staticmethod
-    def leaves_plain(role: Role) -> bool:
-        """Whether an arm's answers are not plain decoding's, nor the oracle's."""
-        return role.arm.mode == "stock" and bool(role.arm.drafter)
 
     def tell_oracle(self, rate: float, known: list[tuple[Any, Any]]) -> None:
         """What the drafter knows, and how much of it is right."""
@@ -213,9 +217,7 @@ class Stages:
         row = memory.row(served, usage, plain, gpu, role.reference)
         self.keep(recorder, served, row)
 
-    async def accept(
-        self, role: Role, served: Served, title: str = bench_arms.TITLE
-    ) -> None:
+    async def accept(self, role: Role, served: Served) -> None:
         """Speed at every concurrency, answers against the reference's."""
         if served.name != role.reference:
             self.tell_oracle(self.rate, self.known(role.reference))
@@ -226,11 +228,7 @@ class Stages:
             for c, _ in self.scale.load
             if c not in dict(load_)
         ]
-        await self.loads(role, served, title, load_)
-        if self.leaves_plain(role) and title == bench_arms.TITLE:
-            # Stock verify leaves plain decoding's ids, and with them the oracle. With
-            # its own answers as continuation its acceptance comes near the setting.
-            await self.own_answers(role, served)
+        await self.loads(role, served, bench_arms.TITLE, load_)
 
     async def loads(self, role: Role, served: Served, title: str, load_: Loads) -> None:
         """One row per concurrency in the accept record; what was cut off is kept."""
@@ -243,6 +241,8 @@ class Stages:
             "accept", plan.settings() | {"load": [list(pair) for pair in every]}
         )
         book = self.books.accept.setdefault(role.reference, accept.Book())
+        if bench_arms.is_forced(role.arm):
+            book = accept.Book(tok_s=book.tok_s)
         scratch = Recorder(BenchRun("accept"), self.out / "unfinished.json")
         for concurrency, count in load_:
             own = accept.Plan(
@@ -263,17 +263,6 @@ class Stages:
                 scratch.run.rows.clear()
                 scratch.path.unlink(missing_ok=True)
                 self.books.save()
-
-    async def own_answers(self, role: Role, served: Served) -> None:
-        """The same load with the server's own answers as the oracle's continuation."""
-        load_, known = self.scale.load[:1], []
-        for request in self.data.take(sum(load_[0])):
-            asked = bench_arms.greedy(request, self.scale.new_tokens)
-            answer = await served.client.ask(asked)
-            if answer.sample is not None:
-                known.append((request.ids, answer.sample.ids))
-        self.tell_oracle(self.rate, known)
-        await self.loads(role, served, OWN_TITLE, load_)
 
     async def acceptance(self, role: Role, served: Served) -> None:
         """Speed over acceptance length, one in flight."""
@@ -313,9 +302,10 @@ class Stages:
                 continue
             if role.arm.drafter and known is not None:
                 self.tell_oracle(self.rate, [(ids, known.ids)])
+            apart = name == role.reference or bench_arms.is_forced(role.arm)
             part = decode_table.Part(
                 length, f"ids of seed {bench_arms.SEED}", ids, plan, role.reference,
-                name, Silent(), reference=None if name == role.reference else known,
+                name, Silent(), reference=None if apart else known,
             )  # fmt: skip
             try:
                 await part.warm_up([served])

@@ -32,11 +32,14 @@ class Engine:
     broken: ClassVar[set[str]] = set()
     silent: ClassVar[set[str]] = set()
     lies: ClassVar[dict[str, Lies]] = {}
+    forced: ClassVar[dict[str, str | None]] = {}
 
     def __init__(
-        self, model: Path, *, mode: str, flags: list[str], log: Path, **_: Any
-    ):
+        self, model: Path, *, mode: str, flags: list[str], log: Path,
+        env: dict[str, str], **_: Any,
+    ):  # fmt: skip
         self.name = log.stem
+        self.forced[self.name] = env.get("SGLANG_SIMULATE_ACC_LEN")
         width = 4
         if "--speculative-num-draft-tokens" in flags:
             at = flags.index("--speculative-num-draft-tokens")
@@ -95,6 +98,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.setattr(Engine, "broken", set())
     monkeypatch.setattr(Engine, "silent", set())
     monkeypatch.setattr(Engine, "lies", {})
+    monkeypatch.setattr(Engine, "forced", {})
     yield module
     sys.path[:] = before
 
@@ -122,16 +126,19 @@ def test_everything_once(
     exact = found["exact-dflash2", "random ids", 2]
     assert exact["exactness"]["compared"] == exact["exactness"]["ids_equal"] == 4
     assert exact["speed_up"] is not None and exact["draft_tokens"] == 4
-    # Stock speculation is compared with stock plain decoding, and leaves it.
-    stock = found["host-dflash2", "random ids", 2]["exactness"]
-    assert stock["compared"] == 4 and stock["ids_equal"] == 0
-    assert ("host-dflash2", "random ids, oracle of its own answers", 1) in found
+    # Stock speculation accepts what it is told to: a speed, and no answers.
+    stock = found["host-dflash2", "random ids", 2]
+    assert stock["speed_up"] is not None and stock["exactness"]["compared"] == 0
+    assert {n for n, length in Engine.forced.items() if length} == {"host-dflash2"}
+    assert Engine.forced["host-dflash2"] == "2.5"
     assert ("exact-dflash2", "random ids, acceptance set to 3", 1) in found
     assert ("exact-dflash2-w2", "random ids", 1) in found
     table = read(tmp_path, "decode-table")["rows"]
     assert len(table) == 8 and {row["prompt_tokens"] for row in table} == {8, 24}
     spec = next(r for r in table if r["server"] == "exact-dflash2")
     assert spec["exactness"]["ids_equal"] == spec["exactness"]["compared"] == 2
+    told = [r["exactness"] for r in table if r["server"] == "host-dflash2"]
+    assert told and not any(found["compared"] for found in told)
     assert read(tmp_path, "decode-table")["settings"]["base"] == "host-plain"
     host = next(r for r in table if r["server"] == "host-plain")
     assert host["speed_ratio"]["median"] == 1.0
@@ -194,6 +201,14 @@ def test_rows_of_another_setting_are_not_mixed(
     assert (tmp_path / "accept.json").read_bytes() == before
     # Contexts are rows of their own: they may come later.
     assert run(script, monkeypatch, tmp_path, *second, "--contexts", "40") == 0
+    # How the host runs is settled by its first rows, not by a try without any.
+    host = ("--only", "accept", "--arms", "host-plain", "--host-backends")
+    Engine.broken.add("host-plain")
+    assert run(script, monkeypatch, tmp_path, *host, "own") == 2
+    Engine.broken.clear()
+    assert run(script, monkeypatch, tmp_path, *host, "own-no-graphs") == 0
+    assert run(script, monkeypatch, tmp_path, *host, "own") == 2
+    assert "host_backends: own-no-graphs before" in capsys.readouterr().out
 
 
 def test_what_was_measured_before_a_break_is_kept(
@@ -334,11 +349,18 @@ def test_flags_on_a_gpu(tmp_path: Path) -> None:
     draft = Path(wide[wide.index("--speculative-draft-model-path") + 1])
     config = json.loads((draft / "config.json").read_text())
     assert config["dflash_config"]["block_size"] == 16
-    for backends, there in (("own", False), ("same", True)):
+    # 37 GB of states at width 8 and 32 requests: 16 times 32 do not fit beside 54 GB.
+    assert wide[wide.index("--max-running-requests") + 1] == "8"
+    assert wide[wide.index("--cuda-graph-max-bs-decode") + 1] == "8"
+    for backends, backend, no_graphs in (
+        ("own", False, False),
+        ("own-no-graphs", False, True),
+        ("same", True, True),
+    ):
         host = place._replace(host_backends=backends)
         flags = host.flags(roles["host-plain"], bench_arms.GPU)
-        assert ("--attention-backend" in flags) is there
-        assert ("--disable-prefill-cuda-graph" in flags) is there
+        assert ("--attention-backend" in flags) is backend
+        assert ("--disable-prefill-cuda-graph" in flags) is no_graphs
         spec = host.flags(roles["host-dflash2"], bench_arms.GPU)
         assert spec[spec.index("--attention-backend") + 1] == "triton"
         assert "--disable-radix-cache" in flags
