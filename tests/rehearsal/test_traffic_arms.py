@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.machinery
 import importlib.util
+import json
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,10 +43,14 @@ def run(script: ModuleType, folder: Path, rehearsal: bool) -> Any:
 
 @pytest.mark.parametrize("rehearsal", [False, True])
 def test_every_arm_has_a_server(
-    script: ModuleType, tmp_path: Path, rehearsal: bool
+    script: ModuleType,
+    tmp_path: Path,
+    rehearsal: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The reference first, two controls, three restarts with caches of their own."""
-    made = run(script, tmp_path, rehearsal)
+    monkeypatch.chdir(tmp_path)
+    made = run(script, Path("state"), rehearsal)
     arms = traffic_arms.arms_of(SHAPES[rehearsal])
     assert arms[0].name == "plain"
     assert sum(not arm.equal for arm in arms) == 2
@@ -57,7 +63,39 @@ def test_every_arm_has_a_server(
         assert set(arm.flags) <= set(line.split()) or rehearsal
         if arm.fresh:
             folders.add(server.environment()["TRITON_CACHE_DIR"])
+            assert Path(server.environment()["SGLANG_DG_CACHE_DIR"]).is_absolute()
     assert len(folders) == 3
+
+
+def test_a_later_call_keeps_the_rows_of_other_arms(
+    script: ModuleType, tmp_path: Path
+) -> None:
+    first = run(script, tmp_path, True)
+    first.rows = [{"arm": "plain"}, {"arm": "mtp"}]
+    first.failed = {"ngram": "no server", "mtp": "no answer"}
+    first.write()
+    later = run(script, tmp_path, True)
+    later.keep_earlier(["mtp"])
+    assert later.rows == [{"arm": "plain"}]
+    assert later.failed == {"ngram": "no server"}
+    later.write()
+    kept = json.loads((tmp_path / "traffic.json").read_text())
+    assert kept["rows"] == [{"arm": "plain"}] and len(kept["commands"]) == 2
+
+
+def test_half_a_reference_is_none(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plain server died on the way: an arm says so and nothing else breaks."""
+    made = run(script, tmp_path, True)
+    made.reference = {"prompt-12": []}
+    made.ready.set()
+    server = contextlib.nullcontext(
+        SimpleNamespace(started_in_s=1.0, info=dict, client=None)
+    )
+    monkeypatch.setattr(made, "server", lambda arm, plan: server)
+    made.one(traffic_arms.Arm("dflash", "dflash"))
+    assert "expected 17; fix: run arm plain" in made.failed["dflash"]
 
 
 def completion(ids: tuple[int, ...], value: float) -> Completion:
