@@ -106,6 +106,7 @@ def check_arguments(self: Any) -> None:
             install = patching.find_install()
             reasons += patching.reasons(install, patching.load_manifest())
     reasons += _mask_embedding_reasons(cfg)
+    reasons += worker_reasons(cfg)
     if reasons:
         raise Refused(reasons)
 
@@ -121,6 +122,23 @@ def _mask_embedding_reasons(cfg: Any) -> list[Reason]:
             "embedding",
             "a draft that leaves the target's weights alone",
             "use a draft without a trained mask embedding",
+        )
+    ]
+
+
+def worker_reasons(cfg: Any) -> list[Reason]:
+    """The host loads no plugin in HTTP workers (http_server.init_multi_tokenizer).
+
+    Requests would arrive there without being looked at, and streams without the
+    hooks of this process.
+    """
+    if cfg.tokenizer_worker_num == 1:
+        return []
+    return [
+        Reason(
+            f"--tokenizer-worker-num {cfg.tokenizer_worker_num}",
+            "1 (further HTTP workers of the host load no plugin)",
+            "drop --tokenizer-worker-num, or run one server per replica",
         )
     ]
 
@@ -171,6 +189,7 @@ HOOKS = (
         roles=(MAIN,),
         relies_on=(
             "sglang.srt.arg_groups.attention_hook.handle_deterministic_inference",
+            "sglang.srt.entrypoints.http_server.init_multi_tokenizer",
         ),
     ),
     Hook(

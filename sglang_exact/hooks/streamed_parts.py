@@ -5,21 +5,30 @@ Why: the host's parsers see one piece of text per step. Some do one thing per pi
     they send the name of a tool call and drop its arguments, or the text before it,
     if all of it comes at once (sglang/srt/function_call/base_format_detector.py:125);
     a tool call inside reasoning counts unless the end of the reasoning is in the same
-    piece (sglang/srt/parser/reasoning_parser.py:205). A block of accepted tokens is
-    one piece, and so are the tokens of several steps that wait for a busy server.
-What: the parsers get their text a word or a sign at a time, whatever the blocks.
-Scope: streamed chat and responses, plain and speculative, every parser.
+    piece (sglang/srt/parser/reasoning_parser.py:205). What is parsed from one piece
+    is sent text first (serving_chat.py:3677): the end of a call's arguments comes
+    after the text behind the call, where the Anthropic endpoint drops it
+    (entrypoints/anthropic/serving.py:1249). A piece without text has its logprobs
+    dropped if no parser is configured (serving_chat.py:1053). A block of accepted
+    tokens is one piece, and so are the tokens of several steps that wait for a busy
+    server.
+What: the parsers get their text a word or a sign at a time, and what they make of it
+    is sent tag by tag, whatever the blocks. No logprob is dropped.
+Scope: streamed chat, Anthropic messages and responses, plain and speculative, every
+    parser. /v1/responses has the parsers' part alone.
 Retire when: the host's parsers take any number of events from a piece.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from sglang_exact.hooks.base import MAIN, Hook
 
+_CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
+_PART = re.compile(r"<[^<]*|[^<]+")
 _PIECE = re.compile(r"\w+|\W")
 _TOOLS = "sglang.srt.function_call.function_call_parser.FunctionCallParser"
 _REASONING = "sglang.srt.parser.reasoning_parser.ReasoningParser"
@@ -62,7 +71,78 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one.tool_index == other.tool_index)
 
 
+def parts_of(text: str, sent: int, incremental: bool) -> list[str]:
+    """The texts of the steps that `text` after `sent` characters is taken in.
+
+    A step adds a tag and what follows it; nothing new is one step. With
+    `incremental` output each holds what it adds, otherwise all there is so far.
+    """
+    parts = list(_PART.finditer(text, sent))
+    found = [part[0] if incremental else text[: part.end()] for part in parts]
+    return found or [text]
+
+
+async def chat_by_parts(
+    original_fn: Callable[..., AsyncIterator[str]], self: Any, **given: Any
+) -> AsyncIterator[str]:
+    """Around OpenAIServingChat._generate_stream_content: events in their order.
+
+    Yields server-sent events, and one of its own for logprobs that have no other.
+    """
+    content, index = given["content"], given["index"]
+    logprobs, finish = given["choice_logprobs"], given["finish_reason_type"]
+    texts = [content["text"]]
+    if self._encoding_output() is None and _is_parsed(self, given["request"]):
+        known = given["stream_offsets"].get(index, 0)
+        texts = parts_of(texts[0], known, _is_incremental())
+    sent = False
+    for i, text in enumerate(texts):
+        step = {
+            **given,
+            "content": {**content, "text": text},
+            "choice_logprobs": logprobs if i == 0 else None,
+            "finish_reason_type": finish if i == len(texts) - 1 else None,
+        }
+        async for event in original_fn(self, **step):
+            sent = True
+            yield event
+    if logprobs is not None and not sent:
+        from sglang.srt.entrypoints.openai.sse_utils import build_sse_content
+
+        yield build_sse_content(
+            chunk_id=content["meta_info"]["id"],
+            created=given["created"],
+            model=given["request"].model,
+            index=index,
+            logprobs=logprobs,
+        )
+
+
+def _is_parsed(server: Any, request: Any) -> bool:
+    reasoning = server.reasoning_parser and request.separate_reasoning
+    return bool(reasoning or server._tool_call_parsing_active(request))
+
+
+def _is_incremental() -> bool:
+    from sglang.srt.runtime_context import get_serving
+
+    return bool(get_serving().incremental_streaming_output)
+
+
 HOOKS = (
+    Hook(
+        name="streamed_chat",
+        target=f"{_CHAT}._generate_stream_content",
+        kind="AROUND",
+        replacement=chat_by_parts,
+        roles=(MAIN,),
+        relies_on=(
+            f"{_CHAT}._generate_chat_stream",
+            f"{_CHAT}._process_reasoning_stream",
+            f"{_CHAT}._process_tool_call_stream",
+            f"{_CHAT}._tool_call_parsing_active",
+        ),
+    ),
     Hook(
         name="streamed_reasoning",
         target=f"{_REASONING}.parse_stream_chunk",

@@ -354,3 +354,134 @@ def control_host_loses_calls_of_a_block() -> None:
         assert any(i == 0 for _, i, _ in _parser_differences())
     with _stock(FunctionCallParser, "parse_stream_chunk"):
         assert any(i == 1 for _, i, _ in _parser_differences())
+
+
+TWO_CALLS = (
+    "a</think>Both.\n\n<tool_call>\n<function=now>\n<parameter=a>\nx < y\n</parameter>"
+    "\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>\nB"
+)
+
+
+def _chat(
+    texts: list[str], parsers: bool, incremental: bool, logprobs: bool = False
+) -> list[Any]:
+    """What a chat stream sends: [kind, text] in order, neighbours of a kind joined."""
+    import asyncio
+
+    from sglang.srt import runtime_context
+    from sglang.srt.entrypoints.openai import serving_chat
+    from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+
+    settings = SimpleNamespace(incremental_streaming_output=incremental)
+    runtime_context.get_serving = serving_chat.get_serving = lambda: settings
+    server = object.__new__(serving_chat.OpenAIServingChat)
+    vars(server).update(
+        _encoding_adapter=None,
+        reasoning_parser="qwen3" if parsers else None,
+        tool_call_parser="qwen3_coder" if parsers else None,
+        tokenizer_manager=SimpleNamespace(tokenizer=None),
+        template_manager=SimpleNamespace(force_reasoning=True),
+    )
+    tool = {"type": "function", "function": {"name": "now", "parameters": {}}}
+    messages = [{"role": "user", "content": "?"}]
+    request = ChatCompletionRequest(
+        model="m", messages=messages, tools=[tool] if parsers else None
+    )
+    state: dict[str, Any] = {
+        "index": 0,
+        "request": request,
+        "created": 0,
+        "stream_offsets": {},
+        "reasoning_parser_dict": {},
+        "parser_dict": {},
+        "has_tool_calls": {},
+        "continuous_usage_stats": False,
+        **{f"{kind}_tokens": {} for kind in ("prompt", "reasoning", "completion")},
+    }
+    sent: list[Any] = []
+
+    async def run() -> None:
+        for i, text in enumerate(texts):
+            shown = text if incremental else "".join(texts[: i + 1])
+            given = {
+                **state,
+                "content": {"text": shown, "meta_info": {"id": "r"}},
+                "choice_logprobs": {"content": [{"token": str(i)}]}
+                if logprobs
+                else None,
+                "finish_reason_type": "stop" if i == len(texts) - 1 else None,
+            }
+            async for event in server._generate_stream_content(**given):
+                sent.extend(_deltas(json.loads(event.removeprefix("data: "))))
+
+    asyncio.run(run())
+    joined: list[Any] = []
+    for kind, piece in sent:
+        if joined and joined[-1][0] == kind and kind != "logprobs":
+            joined[-1][1] += piece
+        else:
+            joined.append([kind, piece])
+    return joined
+
+
+def _deltas(event: Any) -> list[Any]:
+    choice = event["choices"][0]
+    delta = choice["delta"]
+    found = [
+        (kind, delta[kind])
+        for kind in ("reasoning_content", "content")
+        if delta.get(kind)
+    ]
+    for call in delta.get("tool_calls") or ():
+        function = call["function"]
+        name, more = function.get("name") or "", function.get("arguments") or ""
+        found.append((f"call {call['index']}", name + more))
+    if choice.get("logprobs"):
+        found += [("logprobs", i["token"]) for i in choice["logprobs"]["content"]]
+    return found
+
+
+def _chat_differences() -> list[int]:
+    wrong = []
+    for incremental in (False, True):
+        one = _chat(list(TWO_CALLS), True, incremental)
+        for width in (2, 3, 7, 16, 40, len(TWO_CALLS)):
+            pieces = [TWO_CALLS[k : k + width] for k in range(0, len(TWO_CALLS), width)]
+            if _chat(pieces, True, incremental) != one:
+                wrong.append(width)
+    return wrong
+
+
+def check_streamed_chat_keeps_its_order() -> None:
+    assert _chat_differences() == []
+    assert _chat([TWO_CALLS], True, False) == [
+        ["reasoning_content", "a"],
+        ["content", "Both.\n\n"],
+        ["call 0", 'now{"a": "x < y"}'],
+        ["content", "\n"],
+        ["call 1", "now{}"],
+        ["content", "\nB"],
+    ]
+
+
+def control_host_sends_text_before_the_end_of_a_call() -> None:
+    from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+
+    with _stock(OpenAIServingChat, "_generate_stream_content"):
+        assert 40 in _chat_differences()
+
+
+def _tokens_with_logprobs(texts: list[str]) -> list[str]:
+    sent = _chat(texts, False, False, logprobs=True)
+    return [piece for kind, piece in sent if kind == "logprobs"]
+
+
+def check_streamed_logprobs_are_all_sent() -> None:
+    assert _tokens_with_logprobs(["a", "", "b", ""]) == ["0", "1", "2", "3"]
+
+
+def control_host_drops_logprobs_without_text() -> None:
+    from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+
+    with _stock(OpenAIServingChat, "_generate_stream_content"):
+        assert _tokens_with_logprobs(["a", "", "b", ""]) == ["0", "2"]

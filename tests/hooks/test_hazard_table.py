@@ -31,7 +31,8 @@ HAZARDS = (
     *("chunked-prefill-size", "Overlap scheduling", "New weights", "max_new_tokens"),
     *("aborted mid-way", "aborted in the middle of a block", "`reasoning_tokens`"),
     *("Streamed text that is trimmed", "Streamed reasoning and tool calls"),
-    *("Grammar that ends before the request",),
+    *("Grammar that ends before the request", "Streamed chat logprobs"),
+    *("More than one HTTP worker",),
 )
 """A piece of the title of each row that must be there."""
 
