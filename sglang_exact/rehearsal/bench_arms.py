@@ -39,7 +39,9 @@ class Role(NamedTuple):
 FEW = 8
 """Requests that the further widths are served for: room for the states of a block
 grows with width times requests, 74 GB for 16 times 32."""
-STAGES = ("memory", "decode-table", "accept", "acceptance", "widths")
+STAGES = ("memory", "accept", "acceptance", "widths", "decode-table")
+"""In the order they run: the longest prompt comes last, for it takes most time and may
+take the server down."""
 _ALL = ("memory", "decode-table", "accept")
 
 
