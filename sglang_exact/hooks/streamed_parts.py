@@ -9,13 +9,15 @@ Why: the host's parsers see one piece of text per step. Some do one thing per pi
     is sent text first (serving_chat.py:3677): the end of a call's arguments comes
     after the text behind the call, where the Anthropic endpoint drops it
     (entrypoints/anthropic/serving.py:1249). A piece without text has its logprobs
-    dropped if no parser is configured (serving_chat.py:1053). A block of accepted
+    dropped if no parser is configured (serving_chat.py:1053). /v1/responses makes
+    items of what a piece holds, and drops line breaks between calls only if a piece
+    holds nothing else (serving_responses.py:161). A block of accepted
     tokens is one piece, and so are the tokens of several steps that wait for a busy
     server.
 What: the parsers get their text a word or a sign at a time, and what they make of it
     is sent tag by tag, whatever the blocks. No logprob is dropped.
 Scope: streamed chat, Anthropic messages and responses, plain and speculative, every
-    parser. /v1/responses has the parsers' part alone.
+    parser.
 Retire when: the host's parsers take any number of events from a piece.
 """
 
@@ -29,6 +31,8 @@ from sglang_exact.hooks.base import MAIN, Hook
 
 _CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
 _PART = re.compile(r"<[^<]*|[^<]+")
+_RESPONSES = "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses"
+_LINE_PART = re.compile(r"<[^<\s]*|\s+|[^<\s][^<]*")
 _PIECE = re.compile(r"\w+|\W")
 _TOOLS = "sglang.srt.function_call.function_call_parser.FunctionCallParser"
 _REASONING = "sglang.srt.parser.reasoning_parser.ReasoningParser"
@@ -71,14 +75,17 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one.tool_index == other.tool_index)
 
 
-def parts_of(text: str, sent: int, incremental: bool) -> list[str]:
+def parts_of(
+    text: str, sent: int, incremental: bool, part: re.Pattern[str] = _PART
+) -> list[str]:
     """The texts of the steps that `text` after `sent` characters is taken in.
 
-    A step adds a tag and what follows it; nothing new is one step. With
-    `incremental` output each holds what it adds, otherwise all there is so far.
+    A step adds one `part`: by default a tag and what follows it; nothing new is one
+    step. With `incremental` output each holds what it adds, otherwise all there is
+    so far.
     """
-    parts = list(_PART.finditer(text, sent))
-    found = [part[0] if incremental else text[: part.end()] for part in parts]
+    parts = list(part.finditer(text, sent))
+    found = [each[0] if incremental else text[: each.end()] for each in parts]
     return found or [text]
 
 
@@ -129,7 +136,59 @@ def _is_incremental() -> bool:
     return bool(get_serving().incremental_streaming_output)
 
 
+async def steps_by_parts(
+    outputs: AsyncIterator[Any], incremental: bool
+) -> AsyncIterator[Any]:
+    """Outputs of a streamed request, each made one output per part of its text."""
+    sent = 0
+    async for output in outputs:
+        known = output
+        if not isinstance(known, dict):
+            known = getattr(output, "last_output", None)
+        if not isinstance(known, dict) or not known.get("text"):
+            yield output
+            continue
+        text = known["text"]
+        texts = parts_of(text, sent, incremental, _LINE_PART)
+        sent = 0 if incremental else len(text)
+        going_on = {**(known.get("meta_info") or {}), "finish_reason": None}
+        for part in texts[:-1]:
+            yield {**known, "text": part, "meta_info": going_on}
+        yield {**known, "text": texts[-1]}
+
+
+def responses_by_parts(result: None, self: Any, *given: Any, **named: Any) -> None:
+    """After OpenAIServingChat.__init__: /v1/responses takes its outputs by parts.
+
+    Its class is a subclass whose module needs packages that not every server has.
+    """
+    name = "_responses_stream_generator_non_harmony"
+    stream = getattr(self, name, None)
+    if stream is None or self._encoding_output() is not None:
+        return
+
+    def by_parts(
+        request: Any, settings: Any, outputs: AsyncIterator[Any], *more: Any, **kw: Any
+    ) -> AsyncIterator[str]:
+        steps = steps_by_parts(outputs, _is_incremental())
+        events: AsyncIterator[str] = stream(request, settings, steps, *more, **kw)
+        return events
+
+    setattr(self, name, by_parts)
+
+
 HOOKS = (
+    Hook(
+        name="streamed_responses",
+        target=f"{_CHAT}.__init__",
+        kind="AFTER",
+        replacement=responses_by_parts,
+        roles=(MAIN,),
+        relies_on=(
+            f"{_RESPONSES}._responses_stream_generator_non_harmony",
+            f"{_RESPONSES}.responses_stream_generator_non_harmony",
+        ),
+    ),
     Hook(
         name="streamed_chat",
         target=f"{_CHAT}._generate_stream_content",

@@ -6,7 +6,10 @@ Run by `request_checks` against the host's own classes.
 
 from __future__ import annotations
 
+import itertools
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,3 +106,49 @@ def serve(reqs: list[Any], emitted: list[list[int]]) -> Any:
         if info.penalizer_orchestrator.is_required:
             info.penalizer_orchestrator.cumulate_output_tokens(torch.tensor(ids))
     return info, batch
+
+
+class Bytes:
+    """A tokenizer whose ids are bytes; id 2 ends."""
+
+    eos_token_id = 2
+    additional_stop_token_ids = None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Any, **unused: object) -> str:
+        return bytes(i for i in ids if i > 2).decode(errors="replace")
+
+
+def byte_request(**given: Any) -> Any:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    params = SamplingParams(**{"max_new_tokens": 8, **given})
+    params.normalize(Bytes())
+    req = Req("r", "", array("q", [65]), params, vocab_size=256)
+    req.tokenizer = Bytes()
+    return req
+
+
+@contextmanager
+def stock(owner: Any, name: str) -> Iterator[None]:
+    """The host's own function, without the hook."""
+    hooked = getattr(owner, name)
+    setattr(owner, name, hooked.__wrapped__)
+    try:
+        yield
+    finally:
+        setattr(owner, name, hooked)
+
+
+def cuts_of(total: int, width: int) -> list[list[int]]:
+    """Every way to cut a stream into blocks of 1 to `width` tokens."""
+    sizes = itertools.product(range(1, width + 1), repeat=total)
+    found = set()
+    for cut in sizes:
+        ends = list(itertools.accumulate(cut))
+        if total in ends:
+            found.add(cut[: ends.index(total) + 1])
+    return [list(cut) for cut in sorted(found)]

@@ -16,6 +16,7 @@ import request_checks_answer
 import request_checks_ends
 import request_checks_fields
 import request_checks_sampling
+import request_checks_streams
 import request_checks_verify
 
 MODULES = (
@@ -23,6 +24,7 @@ MODULES = (
     request_checks_verify,
     request_checks_answer,
     request_checks_ends,
+    request_checks_streams,
     request_checks_fields,
 )
 

@@ -1,66 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what a block of tokens changes around the end of an answer, and in streams.
+"""Checks of what a block of tokens changes around the end of an answer.
 
 Run by `request_checks` against the host's own classes.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+from request_check_tools import byte_request, cuts_of, stock
+
 THINK_END = 90
-
-
-class Bytes:
-    """A tokenizer whose ids are bytes; id 2 ends."""
-
-    eos_token_id = 2
-    additional_stop_token_ids = None
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, ids: Any, **unused: object) -> str:
-        return bytes(i for i in ids if i > 2).decode(errors="replace")
-
-
-def _request(**given: Any) -> Any:
-    from sglang.srt.managers.schedule_batch import Req
-    from sglang.srt.sampling.sampling_params import SamplingParams
-
-    params = SamplingParams(**{"max_new_tokens": 8, **given})
-    params.normalize(Bytes())
-    req = Req("r", "", array("q", [65]), params, vocab_size=256)
-    req.tokenizer = Bytes()
-    return req
-
-
-@contextmanager
-def _stock(owner: Any, name: str) -> Iterator[None]:
-    """The host's own function, without the hook."""
-    hooked = getattr(owner, name)
-    setattr(owner, name, hooked.__wrapped__)
-    try:
-        yield
-    finally:
-        setattr(owner, name, hooked)
-
-
-def _cuts(total: int, width: int) -> list[list[int]]:
-    """Every way to cut a stream into blocks of 1 to `width` tokens."""
-    sizes = itertools.product(range(1, width + 1), repeat=total)
-    found = set()
-    for cut in sizes:
-        ends = list(itertools.accumulate(cut))
-        if total in ends:
-            found.add(cut[: ends.index(total) + 1])
-    return [list(cut) for cut in sorted(found)]
 
 
 def _processor() -> Any:
@@ -81,7 +33,7 @@ def _reasoning_tokens(
     case: dict[str, Any], stream: list[int], blocks: list[int], asked: bool
 ) -> int:
     """What the host counts; it counts a block, then checks it."""
-    req = _request(**case)
+    req = byte_request(**case)
     req.require_reasoning = asked
     model = SimpleNamespace(think_end_ids=[THINK_END], self_opened_think_start_ids=[70])
     count = _processor()._maybe_update_reasoning_tokens
@@ -101,7 +53,7 @@ def _reasoning_differences() -> list[int]:
     for i, (case, stream) in enumerate(REASONING):
         for asked in (True, False):
             plain = _reasoning_tokens(case, stream, [1] * 5, asked)
-            cuts = _cuts(5, 5)
+            cuts = cuts_of(5, 5)
             if any(_reasoning_tokens(case, stream, c, asked) != plain for c in cuts):
                 wrong.append(i)
     return sorted(set(wrong))
@@ -112,7 +64,7 @@ def check_reasoning_tokens_are_those_returned() -> None:
 
 
 def control_host_counts_reasoning_past_the_end() -> None:
-    with _stock(_processor(), "_maybe_update_reasoning_tokens"):
+    with stock(_processor(), "_maybe_update_reasoning_tokens"):
         assert _reasoning_differences() == [0, 1, 2]
 
 
@@ -138,7 +90,7 @@ def _under_a_grammar(stream: list[int], speculative: bool, early: bool) -> Any:
     """
     import torch
 
-    req = _request(ignore_eos=True)
+    req = byte_request(ignore_eos=True)
     req.grammar = UntilEnd()
     processor = SimpleNamespace()
     processor._accept_grammar_tokens = lambda *a: _processor()._accept_grammar_tokens(
@@ -185,303 +137,5 @@ def check_a_grammar_ends_where_it_does_in_plain_decoding() -> None:
 
 
 def control_host_ends_a_grammar_one_token_early() -> None:
-    with _stock(_processor(), "advance_grammar_fsm"):
+    with stock(_processor(), "advance_grammar_fsm"):
         assert len(_grammar_differences()) >= 3
-
-
-class _Streamed:
-    """The host's way from accepted tokens to the text that a client has received."""
-
-    def __init__(self, case: dict[str, Any]) -> None:
-        from sglang.srt.managers.detokenizer_manager import DetokenizerManager
-
-        self.req = _request(**case)
-        self.req.stream = True
-        self.detokenizer = object.__new__(DetokenizerManager)
-        vars(self.detokenizer).update(
-            vocab_size=None,
-            decode_status={},
-            disable_tokenizer_batch_decode=True,
-            is_tool_call_parser_gpt_oss=False,
-            tool_close_token_ids=(),
-            tokenizer=Bytes(),
-        )
-        self.text = ""
-
-    def send(self) -> None:
-        from sglang.srt.managers.scheduler_components import output_streamer
-
-        out = output_streamer._GenerationStreamAccumulator(
-            return_logprob=False,
-            return_hidden_states=False,
-            return_routed_experts=False,
-            return_indexer_topk=False,
-            spec_algorithm=SimpleNamespace(is_none=lambda: True),
-            disaggregation_mode=None,
-            default_stream_interval=1,
-            default_force_stream_interval=50,
-            get_cached_tokens_details=lambda req: None,
-            is_request_level_customized_info_key=lambda key: False,
-            current_weight_version=None,
-        )
-        out.accept(req=self.req)
-        if out.rids:
-            payload = SimpleNamespace(
-                rids=out.rids,
-                decoded_texts=out.decoded_texts,
-                decode_ids=out.decode_ids_list,
-                read_offsets=out.read_offsets,
-                finished_reasons=out.finished_reasons,
-                no_stop_trim=out.no_stop_trim,
-                skip_special_tokens=out.skip_special_tokens,
-                spaces_between_special_tokens=out.spaces_between_special_tokens,
-            )
-            texts = self.detokenizer._decode_batch_token_id_output(payload)
-            self.text += texts[0]
-
-
-STREAMED: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"stop": ["cd"]}, "abcdef"),
-    ({"stop": ["cd"], "no_stop_trim": True}, "abcdef"),
-    ({"stop_regex": ["cde"]}, "abcdef"),
-    ({"stop_regex": ["c.e"]}, "abcdef"),
-    ({"stop": ["\u4e2d\u6587"]}, "a\u4e2d\u6587b"),
-    ({"stop": ["x\u00e9"]}, "a x\u00e9bc"),
-    ({"stop": ["zz"]}, "a\u4e2db"),
-)
-
-
-def _streamed(case: dict[str, Any], text: str, blocks: list[int]) -> str:
-    streamed = _Streamed(case)
-    req = streamed.req
-    left = list(text.encode())
-    while left and not req.finished():
-        block, left = left[: blocks[0]], left[blocks[0] :]
-        blocks = blocks[1:]
-        req.output_ids.extend(block)
-        req.update_finish_state(len(block))
-        if not left and not req.finished():
-            from sglang.srt.managers.schedule_batch import FINISH_LENGTH
-
-            req.finished_reason = FINISH_LENGTH(len(req.output_ids))
-        streamed.send()
-    return streamed.text
-
-
-def _stream_differences() -> list[int]:
-    wrong = []
-    for i, (case, text) in enumerate(STREAMED):
-        case = {"max_new_tokens": 20, **case}
-        total = len(text.encode())
-        texts = {_streamed(case, text, cut) for cut in _cuts(total, 4)}
-        if len(texts) > 1 or texts != {_streamed(case, text, [total])}:
-            wrong.append(i)
-    return wrong
-
-
-def check_streamed_text_does_not_depend_on_blocks() -> None:
-    assert _stream_differences() == []
-
-
-def control_host_streams_what_it_trims() -> None:
-    from sglang.srt.managers.schedule_batch import Req
-
-    with _stock(Req, "check_match_stop_str_prefix"):
-        assert {2, 4} <= set(_stream_differences())
-
-
-CALLS = (
-    "use <tool_call> now</think>\n\nok",
-    'why</think>Look.\n\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
-    '</think><tool_call>\n{"name": "now", "arguments": {"a": "b c"}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "now", "arguments": {"a": [1, 23]}}\n</tool_call>',
-    "a</think>b <\n<tool_call>\n<function=now>\n<parameter=a>\nx < y\n</parameter>\n"
-    "</function>\n</tool_call>",
-)
-
-
-def _parsed(pieces: list[str], parser: str) -> Any:
-    """Reasoning, text and calls that a client has received."""
-    from sglang.srt.entrypoints.openai.protocol import Function, Tool
-    from sglang.srt.function_call.function_call_parser import FunctionCallParser
-    from sglang.srt.parser.reasoning_parser import ReasoningParser
-
-    tool = Tool(type="function", function=Function(name="now", parameters={}))
-    reasoning = ReasoningParser("qwen3", True, True)
-    tools = FunctionCallParser([tool], parser)
-    thought, text, calls = "", "", dict[int, str]()
-    for i, piece in enumerate([*pieces, None]):
-        if piece is None:
-            more, rest = reasoning.parse_stream_end()
-        else:
-            more, rest = reasoning.parse_stream_chunk(piece)
-        thought += more or ""
-        said, found = tools.parse_stream_chunk(rest or "")
-        if i == len(pieces):
-            end_text, end_calls = tools.parse_stream_end()
-            said, found = said + end_text, [*found, *end_calls]
-        text += said
-        for call in found:
-            known = calls.get(call.tool_index, "")
-            calls[call.tool_index] = known + (call.name or "") + call.parameters
-    return thought, text, calls
-
-
-def _parser_differences() -> list[Any]:
-    wrong = []
-    for parser in ("qwen25", "hermes", "qwen3_coder"):
-        for i, text in enumerate(CALLS):
-            one = _parsed(list(text), parser)
-            for width in (2, 3, 7, 16, len(text)):
-                pieces = [text[k : k + width] for k in range(0, len(text), width)]
-                if _parsed(pieces, parser) != one:
-                    wrong.append((parser, i, width))
-    return wrong
-
-
-def check_streamed_calls_do_not_depend_on_blocks() -> None:
-    assert _parser_differences() == []
-    thought, text, calls = _parsed([CALLS[1]], "hermes")
-    assert (thought, calls) == ("why", {0: "now{}"})
-    assert text.startswith("Look.\n\n")
-
-
-def control_host_loses_calls_of_a_block() -> None:
-    from sglang.srt.function_call.function_call_parser import FunctionCallParser
-    from sglang.srt.parser.reasoning_parser import ReasoningParser
-
-    with _stock(ReasoningParser, "parse_stream_chunk"):
-        assert any(i == 0 for _, i, _ in _parser_differences())
-    with _stock(FunctionCallParser, "parse_stream_chunk"):
-        assert any(i == 1 for _, i, _ in _parser_differences())
-
-
-TWO_CALLS = (
-    "a</think>Both.\n\n<tool_call>\n<function=now>\n<parameter=a>\nx < y\n</parameter>"
-    "\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>\nB"
-)
-
-
-def _chat(
-    texts: list[str], parsers: bool, incremental: bool, logprobs: bool = False
-) -> list[Any]:
-    """What a chat stream sends: [kind, text] in order, neighbours of a kind joined."""
-    import asyncio
-
-    from sglang.srt import runtime_context
-    from sglang.srt.entrypoints.openai import serving_chat
-    from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
-
-    settings = SimpleNamespace(incremental_streaming_output=incremental)
-    runtime_context.get_serving = serving_chat.get_serving = lambda: settings
-    server = object.__new__(serving_chat.OpenAIServingChat)
-    vars(server).update(
-        _encoding_adapter=None,
-        reasoning_parser="qwen3" if parsers else None,
-        tool_call_parser="qwen3_coder" if parsers else None,
-        tokenizer_manager=SimpleNamespace(tokenizer=None),
-        template_manager=SimpleNamespace(force_reasoning=True),
-    )
-    tool = {"type": "function", "function": {"name": "now", "parameters": {}}}
-    messages = [{"role": "user", "content": "?"}]
-    request = ChatCompletionRequest(
-        model="m", messages=messages, tools=[tool] if parsers else None
-    )
-    state: dict[str, Any] = {
-        "index": 0,
-        "request": request,
-        "created": 0,
-        "stream_offsets": {},
-        "reasoning_parser_dict": {},
-        "parser_dict": {},
-        "has_tool_calls": {},
-        "continuous_usage_stats": False,
-        **{f"{kind}_tokens": {} for kind in ("prompt", "reasoning", "completion")},
-    }
-    sent: list[Any] = []
-
-    async def run() -> None:
-        for i, text in enumerate(texts):
-            shown = text if incremental else "".join(texts[: i + 1])
-            given = {
-                **state,
-                "content": {"text": shown, "meta_info": {"id": "r"}},
-                "choice_logprobs": {"content": [{"token": str(i)}]}
-                if logprobs
-                else None,
-                "finish_reason_type": "stop" if i == len(texts) - 1 else None,
-            }
-            async for event in server._generate_stream_content(**given):
-                sent.extend(_deltas(json.loads(event.removeprefix("data: "))))
-
-    asyncio.run(run())
-    joined: list[Any] = []
-    for kind, piece in sent:
-        if joined and joined[-1][0] == kind and kind != "logprobs":
-            joined[-1][1] += piece
-        else:
-            joined.append([kind, piece])
-    return joined
-
-
-def _deltas(event: Any) -> list[Any]:
-    choice = event["choices"][0]
-    delta = choice["delta"]
-    found = [
-        (kind, delta[kind])
-        for kind in ("reasoning_content", "content")
-        if delta.get(kind)
-    ]
-    for call in delta.get("tool_calls") or ():
-        function = call["function"]
-        name, more = function.get("name") or "", function.get("arguments") or ""
-        found.append((f"call {call['index']}", name + more))
-    if choice.get("logprobs"):
-        found += [("logprobs", i["token"]) for i in choice["logprobs"]["content"]]
-    return found
-
-
-def _chat_differences() -> list[int]:
-    wrong = []
-    for incremental in (False, True):
-        one = _chat(list(TWO_CALLS), True, incremental)
-        for width in (2, 3, 7, 16, 40, len(TWO_CALLS)):
-            pieces = [TWO_CALLS[k : k + width] for k in range(0, len(TWO_CALLS), width)]
-            if _chat(pieces, True, incremental) != one:
-                wrong.append(width)
-    return wrong
-
-
-def check_streamed_chat_keeps_its_order() -> None:
-    assert _chat_differences() == []
-    assert _chat([TWO_CALLS], True, False) == [
-        ["reasoning_content", "a"],
-        ["content", "Both.\n\n"],
-        ["call 0", 'now{"a": "x < y"}'],
-        ["content", "\n"],
-        ["call 1", "now{}"],
-        ["content", "\nB"],
-    ]
-
-
-def control_host_sends_text_before_the_end_of_a_call() -> None:
-    from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
-
-    with _stock(OpenAIServingChat, "_generate_stream_content"):
-        assert 40 in _chat_differences()
-
-
-def _tokens_with_logprobs(texts: list[str]) -> list[str]:
-    sent = _chat(texts, False, False, logprobs=True)
-    return [piece for kind, piece in sent if kind == "logprobs"]
-
-
-def check_streamed_logprobs_are_all_sent() -> None:
-    assert _tokens_with_logprobs(["a", "", "b", ""]) == ["0", "1", "2", "3"]
-
-
-def control_host_drops_logprobs_without_text() -> None:
-    from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
-
-    with _stock(OpenAIServingChat, "_generate_stream_content"):
-        assert _tokens_with_logprobs(["a", "", "b", ""]) == ["0", "2"]
