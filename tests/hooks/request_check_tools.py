@@ -6,7 +6,6 @@ Run by `request_checks` against the host's own classes.
 
 from __future__ import annotations
 
-import itertools
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -145,10 +144,10 @@ def stock(owner: Any, name: str) -> Iterator[None]:
 
 def cuts_of(total: int, width: int) -> list[list[int]]:
     """Every way to cut a stream into blocks of 1 to `width` tokens."""
-    sizes = itertools.product(range(1, width + 1), repeat=total)
-    found = set()
-    for cut in sizes:
-        ends = list(itertools.accumulate(cut))
-        if total in ends:
-            found.add(cut[: ends.index(total) + 1])
-    return [list(cut) for cut in sorted(found)]
+    if total == 0:
+        return [[]]
+    return [
+        [size, *rest]
+        for size in range(1, min(width, total) + 1)
+        for rest in cuts_of(total - size, width)
+    ]
