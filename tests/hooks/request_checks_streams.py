@@ -363,3 +363,62 @@ def check_streamed_responses_are_taken_by_parts() -> None:
 
 def control_host_takes_a_block_of_a_response_whole() -> None:
     assert len(_steps_of_responses(False, incremental=True)) == 2
+
+
+def _ollama(kind: str, texts: list[str], incremental: bool) -> str:
+    """The text that an Ollama client has received."""
+    import asyncio
+
+    from sglang.srt import runtime_context
+    from sglang.srt.entrypoints.ollama.serving import OllamaServing
+
+    settings = SimpleNamespace(incremental_streaming_output=incremental)
+    runtime_context.get_serving = lambda: settings
+
+    async def generate_request(*given: Any) -> Any:
+        for i, text in enumerate(texts):
+            reason = {"type": "length"} if i == len(texts) - 1 else None
+            shown = text if incremental else "".join(texts[: i + 1])
+            yield {"text": shown, "meta_info": {"finish_reason": reason}}
+
+    server = object.__new__(OllamaServing)
+    server.tokenizer_manager = SimpleNamespace(generate_request=generate_request)
+
+    async def run() -> list[Any]:
+        stream = getattr(server, f"_stream_{kind}_response")
+        answer = await stream(None, None, "m")
+        return [json.loads(line) async for line in answer.body_iterator]
+
+    lines = asyncio.run(run())
+    assert [line["done"] for line in lines][-2:] == [False, True] or len(lines) == 1
+    if kind == "chat":
+        return "".join(line["message"]["content"] for line in lines)
+    return "".join(line["response"] for line in lines)
+
+
+def _ollama_differences() -> list[Any]:
+    blocks = (["a", "b", "c", "d"], ["a", "bcd"], ["ab", "cd", ""], ["abcd"])
+    return [
+        (kind, incremental, texts)
+        for kind in ("chat", "generate")
+        for incremental in (False, True)
+        for texts in blocks
+        if _ollama(kind, texts, incremental) != "abcd"
+    ]
+
+
+def check_streamed_ollama_answers_are_whole() -> None:
+    assert _ollama_differences() == []
+
+
+def control_host_drops_the_last_block_of_an_ollama_stream() -> None:
+    from sglang.srt.entrypoints.ollama.serving import OllamaServing
+
+    with (
+        stock(OllamaServing, "_stream_chat_response"),
+        stock(OllamaServing, "_stream_generate_response"),
+    ):
+        wrong = _ollama_differences()
+        assert _ollama("chat", ["a", "b", "c", "d"], False) == "abc"
+        assert _ollama("chat", ["a", "bcd"], False) == "a"
+        assert len(wrong) > 6
