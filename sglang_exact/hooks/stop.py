@@ -12,7 +12,9 @@ Why: the host checks a block once (sglang/srt/managers/schedule_batch.py:2007):
     request (ignore_eos) ends it one token later in plain decoding, which advances the
     grammar after the check. Streaming holds back what may begin a stop string, but
     not the text of a stop regex, nor a character whose bytes are not all there: what
-    of it is sent before it is trimmed depends on the blocks.
+    of it is sent before it is trimmed depends on the blocks. An answer that is not
+    streamed is passed on every 50 tokens, and nothing at all is held back: its text
+    keeps the piece of a stop string that ends there.
 What: the block is taken off and put back one token at a time; the host's own check
     runs after each, exactly as in plain decoding, until it says that the request is
     finished. Then the rest is put back (cache accounting counts it) and
@@ -111,6 +113,15 @@ def may_begin_a_stop(self: Any) -> bool:
     )
 
 
+def pass_on(original_fn: Callable[..., None], self: Any, *, req: Any) -> None:
+    """Around the streamer's accept: nothing that may be trimmed, streamed or not."""
+    if not req.stream and not req.finished():
+        interval = self.default_force_stream_interval
+        if len(req.output_ids) % interval == 0 and may_begin_a_stop(req):
+            return
+    original_fn(self, req=req)
+
+
 def _check_each(original_fn: Callable[..., None], req: Any, count: int) -> int:
     """Check the last `count` output ids, one at a time, until one is the end.
 
@@ -174,10 +185,19 @@ HOOKS = (
         kind="REPLACE",
         replacement=may_begin_a_stop,
         relies_on=(
-            "sglang.srt.managers.scheduler_components.output_streamer."
-            "_GenerationStreamAccumulator.accept",
             "sglang.srt.managers.detokenizer_manager.DetokenizerManager"
             ".trim_matched_stop",
+        ),
+    ),
+    Hook(
+        name="stop_passed_on",
+        target="sglang.srt.managers.scheduler_components.output_streamer."
+        "_GenerationStreamAccumulator.accept",
+        kind="AROUND",
+        replacement=pass_on,
+        relies_on=(
+            "sglang.srt.managers.detokenizer_manager.DetokenizerManager"
+            "._decode_batch_token_id_output",
         ),
     ),
 )

@@ -16,11 +16,11 @@ from request_check_tools import Bytes, byte_request, cuts_of, stock
 class _Streamed:
     """The host's way from accepted tokens to the text that a client has received."""
 
-    def __init__(self, case: dict[str, Any]) -> None:
+    def __init__(self, case: dict[str, Any], stream: bool = True) -> None:
         from sglang.srt.managers.detokenizer_manager import DetokenizerManager
 
         self.req = byte_request(**case)
-        self.req.stream = True
+        self.req.stream = stream
         self.detokenizer = object.__new__(DetokenizerManager)
         vars(self.detokenizer).update(
             vocab_size=None,
@@ -43,7 +43,7 @@ class _Streamed:
             spec_algorithm=SimpleNamespace(is_none=lambda: True),
             disaggregation_mode=None,
             default_stream_interval=1,
-            default_force_stream_interval=50,
+            default_force_stream_interval=3,
             get_cached_tokens_details=lambda req: None,
             is_request_level_customized_info_key=lambda key: False,
             current_weight_version=None,
@@ -75,8 +75,10 @@ STREAMED: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-def _streamed(case: dict[str, Any], text: str, blocks: list[int]) -> str:
-    streamed = _Streamed(case)
+def _streamed(
+    case: dict[str, Any], text: str, blocks: list[int], stream: bool = True
+) -> str:
+    streamed = _Streamed(case, stream)
     req = streamed.req
     left = list(text.encode())
     while left and not req.finished():
@@ -92,12 +94,12 @@ def _streamed(case: dict[str, Any], text: str, blocks: list[int]) -> str:
     return streamed.text
 
 
-def _stream_differences() -> list[int]:
+def _stream_differences(stream: bool = True) -> list[int]:
     wrong = []
     for i, (case, text) in enumerate(STREAMED):
         case = {"max_new_tokens": 20, **case}
         total = len(text.encode())
-        texts = {_streamed(case, text, cut) for cut in cuts_of(total, 4)}
+        texts = {_streamed(case, text, cut, stream) for cut in cuts_of(total, 4)}
         if len(texts) > 1 or texts != {_streamed(case, text, [total])}:
             wrong.append(i)
     return wrong
@@ -112,6 +114,20 @@ def control_host_streams_what_it_trims() -> None:
 
     with stock(Req, "check_match_stop_str_prefix"):
         assert {2, 4} <= set(_stream_differences())
+
+
+def check_text_does_not_depend_on_blocks() -> None:
+    assert _stream_differences(stream=False) == []
+
+
+def control_host_keeps_a_piece_of_a_stop_string() -> None:
+    from sglang.srt.managers.scheduler_components import output_streamer
+
+    with stock(output_streamer._GenerationStreamAccumulator, "accept"):
+        assert {0, 2} <= set(_stream_differences(stream=False))
+        case, text = STREAMED[0]
+        assert _streamed(case, text, [1] * 6, stream=False) == "abc"
+        assert _streamed(case, text, [2] * 3, stream=False) == "ab"
 
 
 CALLS = (

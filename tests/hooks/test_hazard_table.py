@@ -32,7 +32,8 @@ HAZARDS = (
     *("aborted mid-way", "aborted in the middle of a block", "`reasoning_tokens`"),
     *("Streamed text that is trimmed", "Streamed reasoning and tool calls"),
     *("Grammar that ends before the request", "Streamed chat logprobs"),
-    *("Streamed responses", "Streamed Ollama answers"),
+    *("stop string lies across its 50th", "Streamed responses"),
+    *("Streamed Ollama answers",),
     *("More than one HTTP worker",),
 )
 """A piece of the title of each row that must be there."""
