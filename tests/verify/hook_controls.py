@@ -236,6 +236,27 @@ CONTROLS: dict[str, Control] = {
         ATTESTED, why="refuses beams, for which there is no reference answer"
     ),
     "stop_token_by_token": Control(DIVERGED, STOPS, server="text", rate=1.0),
+    "stop_reasoning_count": Control(
+        ATTESTED, why="counts for a reasoning parser, which the verifier's servers lack"
+    ),
+    "stop_grammar": Control(
+        ATTESTED,
+        why="about grammars that end before the request; the verifier has none",
+    ),
+    "stop_stream": Control(
+        ATTESTED, why="about text of a stop regex in a stream; the verifier sends none"
+    ),
+    "stop_passed_on": Control(
+        ATTESTED, why="about a stop string across the 50th token; answers are shorter"
+    ),
+    **dict.fromkeys(
+        (
+            *("streamed_ollama_chat", "streamed_ollama_generate"),
+            *("streamed_responses", "streamed_chat", "streamed_reasoning"),
+            "streamed_tools",
+        ),
+        Control(ATTESTED, why="about endpoints that the verifier does not use"),
+    ),
     "penalties_order": Control(DIVERGED, ("two-penalties",), drafter=None),
     "penalties_last_token": Control(
         DIVERGED, ("frequency",), drafter=None, server="overlap"
