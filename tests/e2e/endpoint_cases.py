@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from traffic import prompt
@@ -81,6 +81,14 @@ SERVED = (
         11,
         9,
         sampling_params={"json_schema": json.dumps(SCHEMA), "max_new_tokens": 12},
+        return_logprob=True,
+    ),
+    # The grammar ends before the request, which ignores end tokens.
+    _generate(
+        "regex_past_its_end",
+        13,
+        9,
+        sampling_params={"regex": "[a-c][a-c]", "max_new_tokens": 6},
         return_logprob=True,
     ),
     _generate(
@@ -163,6 +171,28 @@ SERVED = (
 /v1/responses needs a package that the rehearsal environment does not have; it makes
 the same requests as /v1/chat/completions.
 """
+
+STREAMED = tuple(
+    case._replace(body={**case.body, "stream": True})
+    for case in SERVED
+    if case.name in ("chat", "ollama_generate", "ollama_chat")
+)
+"""Streams; what a client puts together of them is the answer without streaming."""
+
+
+def put_together(lines: Iterable[bytes]) -> tuple[str, list[Any]]:
+    """Text and logprobs of a chat or Ollama stream, line by line."""
+    text, logprobs = "", []
+    for line in lines:
+        data = line.strip().removeprefix(b"data: ")
+        if not data.startswith(b"{"):
+            continue
+        found = json.loads(data)
+        choice = (found.get("choices") or [found])[0]
+        delta = choice.get("delta") or choice.get("message") or choice
+        text += delta.get("content") or delta.get("response") or ""
+        logprobs += (choice.get("logprobs") or {}).get("content") or []
+    return text, logprobs
 
 
 def _refused(name: str, **body: Any) -> Endpoint:

@@ -8,13 +8,23 @@ wrong.
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoint_cases import CONTEXT, REFUSED, SERVED, Endpoint, steady
+from endpoint_cases import (
+    CONTEXT,
+    REFUSED,
+    SERVED,
+    STREAMED,
+    Endpoint,
+    put_together,
+    steady,
+)
 from request_cases import TextServer
 from traffic import prompt, small_models, speak_json
 
@@ -94,6 +104,26 @@ def test_endpoints(spec: Server, expected: dict[str, Any], company: bool) -> Non
     else:
         found = {case.name: ask(spec, case) for case in SERVED}
     assert {n: found[n] for n in NAMES if found[n] != expected[n]} == {}
+
+
+def _streamed(server: Server, case: Endpoint) -> tuple[str, list[Any]]:
+    request = urllib.request.Request(
+        server.url + case.path,
+        json.dumps(case.body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as lines:
+        return put_together(lines)
+
+
+@pytest.mark.parametrize("case", STREAMED, ids=lambda case: case.name)
+def test_streams_are_whole(
+    plain: Server, spec: Server, expected: dict[str, Any], case: Endpoint
+) -> None:
+    whole = put_together([json.dumps(expected[case.name]).encode()])
+    assert whole[0]
+    for server in (plain, spec):
+        assert steady(list(_streamed(server, case))) == steady(list(whole))
 
 
 def test_comparison_sees_a_difference(plain: Server, expected: dict[str, Any]) -> None:
