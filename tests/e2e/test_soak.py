@@ -3,8 +3,9 @@
 
 Requests of every kind arrive at random, wait for memory, are cut in chunks, are
 rejected half of the time, or are aborted. SGLANG_EXACT_TEST_SOAK=300 sets how many,
-SGLANG_EXACT_TEST_SOAK_SEED which ones, SGLANG_EXACT_TEST_SOAK_REPORT names a JSON file
-for what came out, and a log of the progress is kept beside it.
+SGLANG_EXACT_TEST_SOAK_SEED which ones, SGLANG_EXACT_TEST_SOAK_DRAFTER the drafter,
+SGLANG_EXACT_TEST_SOAK_REPORT names a JSON file for what came out, and a log of the
+progress is kept beside it.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from sglang_exact.rehearsal.server import Server, draft_flags
 
 SIZE_VARIABLE = "SGLANG_EXACT_TEST_SOAK"
 SEED_VARIABLE = "SGLANG_EXACT_TEST_SOAK_SEED"
+DRAFTER_VARIABLE = "SGLANG_EXACT_TEST_SOAK_DRAFTER"
 REPORT_VARIABLE = "SGLANG_EXACT_TEST_SOAK_REPORT"
 SIZE = int(os.environ.get(SIZE_VARIABLE, "24"))
+DRAFTER = os.environ.get(DRAFTER_VARIABLE, "dflash")
 REPORT = os.environ.get(REPORT_VARIABLE)
 SEED = int(os.environ.get(SEED_VARIABLE, "7"))
 MEAN_PAUSE_S = 0.4
@@ -44,7 +47,7 @@ ALONE_EVERY = 12
 WAITING = "Aborted by AbortReq"
 # Servers refuse variables that they do not know.
 CLEAN: dict[str, str | None] = dict.fromkeys(
-    (SIZE_VARIABLE, SEED_VARIABLE, REPORT_VARIABLE)
+    (SIZE_VARIABLE, SEED_VARIABLE, DRAFTER_VARIABLE, REPORT_VARIABLE)
 )
 
 pytestmark = [
@@ -67,7 +70,8 @@ class Request(NamedTuple):
     @property
     def extra(self) -> dict[str, Any]:
         """Fields of the request beside its sampling parameters."""
-        return {"custom_logit_processor": follow()} if self.kind == "processor" else {}
+        asks = "custom_params" in self.sampling
+        return {"custom_logit_processor": follow()} if asks else {}
 
 
 class Answer(NamedTuple):
@@ -100,7 +104,8 @@ def _string(rng: random.Random) -> dict[str, Any]:
 
 
 def _grammar(rng: random.Random) -> dict[str, Any]:
-    return {"regex": "([a-f][a-z]){4,20}"}
+    # Some end before the budget does.
+    return {"regex": rng.choice(["([a-f][a-z]){4,20}", "([a-f][a-z]){1,3}"])}
 
 
 def _penalty(rng: random.Random) -> dict[str, Any]:
@@ -132,6 +137,14 @@ def _processor(rng: random.Random) -> dict[str, Any]:
     return {"custom_params": {"any": rng.randrange(9)}}
 
 
+def _mixed(rng: random.Random) -> dict[str, Any]:
+    """Three kinds in one request."""
+    asked: dict[str, Any] = {}
+    for kind in rng.sample([k for k in KINDS if k not in ("greedy", "mixed")], 3):
+        asked |= KINDS[kind](rng)
+    return asked
+
+
 KINDS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "greedy": _greedy,
     "stop": _stop,
@@ -142,6 +155,7 @@ KINDS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "seeded": _seeded,
     "grammar": _grammar,
     "processor": _processor,
+    "mixed": _mixed,
 }
 
 
@@ -302,7 +316,7 @@ def test_every_answer_is_the_plain_one(
     flags = [
         "--context-length", "256", "--max-total-tokens", "320",
         "--chunked-prefill-size", "64", "--max-running-requests", "6",
-        *draft_flags("dflash", text_models / "dflash"),
+        *draft_flags(DRAFTER, text_models / DRAFTER),
     ]  # fmt: skip
     env = {**CLEAN, oracle.VARIABLE: str(plan)}
     began = time.monotonic()
@@ -352,12 +366,13 @@ def _report(
     verifies = sum(a.spec_verify_ct for a in ended)
     found = {
         "command": f"{SIZE_VARIABLE}={SIZE} {SEED_VARIABLE}={SEED} "
-        "pytest tests/e2e/test_soak.py",
+        f"{DRAFTER_VARIABLE}={DRAFTER} pytest tests/e2e/test_soak.py",
         "date": time.strftime("%Y-%m-%d"),
         "device": "CPU, interpreted kernels, tiny random model",
         "versions": {"sglang": host.version("sglang"), **host.stack_versions()},
         "acceptance": "set by the oracle drafter, rate 0.5",
         "seed": SEED,
+        "drafter": DRAFTER,
         "requests": len(requests),
         "answered": len(answers),
         "completed": len(ended),

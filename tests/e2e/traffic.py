@@ -28,7 +28,7 @@ FEW_HEADS = {
 
 
 def small_models(folder: Path) -> Path:
-    """`target`, one layer of each kind, with a tokenizer; `dflash`, its draft.
+    """`target`, one layer of each kind, with a tokenizer, and a draft of every kind.
 
     Interpreted kernels cost time per layer and head, and traffic is about neither.
     """
@@ -37,12 +37,15 @@ def small_models(folder: Path) -> Path:
             patch.setitem(models._TINY, name, count)
         patch.setattr(models, "FULL_ATTENTION_INTERVAL", 2)
         tokenizer.make_tokenizer(models.make_target(folder / "target", 2))
-        models.make_draft(folder / "dflash", "dflash", target_layers=2)
+        for kind in models.DRAFT_KINDS:
+            models.make_draft(folder / kind, kind, target_layers=2)
     # The host gives a draft the output of every target layer but the last.
-    config = folder / "dflash" / "config.json"
-    values = json.loads(config.read_text())
-    values["dflash_config"]["target_layer_ids"] = [0]
-    config.write_text(json.dumps(values))
+    for kind in models.DRAFT_KINDS:
+        config = folder / kind / "config.json"
+        values = json.loads(config.read_text())
+        if "dflash_config" in values:
+            values["dflash_config"]["target_layer_ids"] = [0]
+            config.write_text(json.dumps(values))
     return folder
 
 
