@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arms of the GPU proof of the verifier: servers, and what is asked of each.
+
+An arm is one server; an ask is one call of `sglang-exact verify` on it. Plain servers
+are recorded first (`sglang-exact record`), in groups: a record is the reference of
+its asks and the plan of the oracle, which knows one answer to each prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sglang_exact.rehearsal import models, oracle, proof_arms
+from sglang_exact.rehearsal.server import draft_flags
+from sglang_exact.verify.continuations import continuations
+from sglang_exact.verify.plan import LIKELY
+from sglang_exact.verify.prompts import id_prompt
+
+RATE = 0.8
+DISABLE = "SGLANG_EXACT_TEST_DISABLE_HOOKS"
+
+EQUAL, DIFFERS, NOTED = "equal", "differs", "noted"
+"""What is expected of an ask; NOTED expects nothing."""
+
+GROUPS = {
+    "short": ("speculation", "repeats", "stops"),
+    "seeds": ("seeds",),
+    "requests": ("speculation",),
+    "long": ("long-2k", "long-8k", "long-32k", "long-128k", "long-repeat"),
+}
+"""Group of a record -> the verifier's arms whose cases it holds."""
+
+# A second or two for each of these: they are there for their kind, not their length.
+_FEW_TOKENS = 64
+_REQUESTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"frequency_penalty": 0.6, "presence_penalty": 0.3},
+    {"frequency_penalty": 0.7, "presence_penalty": 0.4, "logit_bias": LIKELY},
+    {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "logit_bias": LIKELY},
+    {},
+    {"logit_bias": LIKELY},
+    {"temperature": 0.8, "sampling_seed": 11, "presence_penalty": 0.5},
+    {"temperature": 1.3, "sampling_seed": 12, "top_p": 0.8, "top_k": 40},
+)
+"""Sampling parameters of the "requests" group, one prompt for each."""
+
+
+class Scale(NamedTuple):
+    """Sizes of a run.
+
+    Attributes:
+        new: tokens of an answer to a short prompt.
+        repeats, long_repeats: the verifier's options of these names.
+        vocab: ids of the target.
+        context: tokens that a server takes.
+        num_prompts, max_prompt: the verifier's --num-prompts and --max-prompt-tokens;
+            0 for its own.
+        rehearsal: on the CPU: what is cut too short to count is no failure.
+    """
+
+    new: int = 128
+    repeats: int = 1200
+    long_repeats: int = 50
+    vocab: int = proof_arms.VOCAB
+    # 131,072-token prompts, their answers, and room for blocks of drafts.
+    context: int = 132 * 1024
+    num_prompts: int = 0
+    max_prompt: int = 0
+    rehearsal: bool = False
+
+    def tokens(self, group: str) -> int:
+        """Tokens of an answer of a group."""
+        return self.new if group == "short" else min(self.new, _FEW_TOKENS)
+
+    def options(self, group: str) -> list[str]:
+        """Options of record and verify, which have to agree in them."""
+        words = ["--vocab-size", str(self.vocab)]
+        words += ["--max-new-tokens", str(self.tokens(group))]
+        if group == "requests":
+            return [*words, "--prompts", "requests.jsonl"]
+        if self.num_prompts:
+            words += ["--num-prompts", str(self.num_prompts)]
+        if self.max_prompt:
+            words += ["--max-prompt-tokens", str(self.max_prompt)]
+        return words
+
+
+# Longer than one tile of 256 keys: below it two orders of sums may agree.
+REHEARSAL = Scale(6, 16, 2, 512, 512, 2, 264, True)
+
+
+class Ask(NamedTuple):
+    """One call of the verifier on a server.
+
+    Attributes:
+        name: of the call within its arm.
+        arms: of the verifier.
+        group: of the record that is its reference.
+        expect: EQUAL, DIFFERS or NOTED.
+        rate: of the oracle: drafts that are right.
+        planted: through a proxy that flips one bit.
+    """
+
+    name: str
+    arms: tuple[str, ...]
+    group: str = "short"
+    expect: str = EQUAL
+    rate: float = RATE
+    planted: bool = False
+
+    def options(self, scale: Scale, url: str) -> list[str]:
+        """Options of `sglang-exact verify`, but for servers and files."""
+        words = ["--arms", ",".join(self.arms), *scale.options(self.group)]
+        if "repeats" in self.arms:
+            words += ["--repeats", str(scale.repeats)]
+        if "long-repeat" in self.arms:
+            words += ["--long-repeats", str(scale.long_repeats)]
+        if "rejected" in self.arms:
+            words += ["--server", f"reject-all={url}"]
+        if self.planted:
+            words += ["--num-prompts", "2"]
+        return words
+
+
+class Arm(NamedTuple):
+    """One server.
+
+    Attributes:
+        name: of the arm.
+        drafter: of `draft_flags`; None for plain decoding.
+        asks: in this order.
+        records: groups that are recorded first; for plain servers.
+        reference: arm whose records the asks are compared with.
+        tokens: verified per block.
+        mode, deterministic: of `Server`.
+        disable: hooks to leave out.
+        flags: further ones of the host.
+    """
+
+    name: str
+    drafter: str | None = None
+    asks: tuple[Ask, ...] = ()
+    records: tuple[str, ...] = ()
+    reference: str = "plain"
+    tokens: int = 8
+    mode: str = "exact"
+    deterministic: bool = True
+    disable: str = ""
+    flags: tuple[str, ...] = ()
+
+
+_BOTH = ("speculation", "in-flight-8")
+_PLAIN = ("plain-repeat", "plain-in-flight-8")
+_SHORT = (Ask("speculation", _BOTH),)
+_DFLASH = (
+    Ask("speculation", (*_BOTH, "without-logprobs", "streaming", "stops")),
+    Ask("repeats", ("repeats",)),
+    Ask("rejected", ("rejected",), rate=0.0),
+    Ask("planted-bit", ("speculation",), expect=DIFFERS, planted=True),
+    Ask("neighbours", ("sampled-neighbours", "prefill-neighbours")),
+    Ask("seeds", ("seeds",), "seeds"),
+    Ask("requests", _BOTH, "requests"),
+    Ask("long", ("long-2k", "long-8k", "long-32k", "long-128k"), "long"),
+    Ask("long-repeat", ("long-repeat",), "long"),
+)
+_STOCK = (
+    Ask("speculation", _BOTH, expect=DIFFERS),
+    Ask("repeats", ("repeats",), expect=DIFFERS),
+)
+# The host chooses another backend by itself where nothing speculates.
+_TRITON = ("--attention-backend", "triton")
+ARMS = (
+    Arm("plain", asks=(Ask("plain", _PLAIN),), records=tuple(GROUPS)),
+    Arm("dflash", "dflash", _DFLASH),
+    Arm("mtp", "mtp", _SHORT, tokens=4),
+    Arm("ngram", "ngram", _SHORT),
+    Arm("dspark", "dspark", _SHORT),
+    Arm("dflash2", "dflash2", _SHORT),
+    Arm(
+        "gdn-hook-off",
+        "dflash",
+        (Ask("speculation", ("speculation",), expect=DIFFERS),),
+        disable="gdn_verify",
+    ),
+    Arm(
+        "attention-hook-off",
+        "dflash",
+        (
+            Ask("long-2k", ("long-2k",), "long", DIFFERS),
+            # Short prompts may lie in one tile of keys, where nothing differs.
+            Ask("speculation", ("speculation",), expect=NOTED),
+        ),
+        disable="attention_verify",
+    ),
+    Arm(
+        "stock-plain",
+        asks=(Ask("plain", _PLAIN, expect=NOTED),),
+        records=("short",),
+        reference="stock-plain",
+        mode="stock",
+    ),
+    Arm("stock", "dflash", _STOCK, reference="stock-plain", mode="stock"),
+    Arm(
+        "stock-default-plain",
+        asks=(Ask("plain", _PLAIN, expect=NOTED),),
+        records=("short",),
+        reference="stock-default-plain",
+        mode="stock",
+        deterministic=False,
+        flags=_TRITON,
+    ),
+    Arm(
+        "stock-default",
+        "dflash",
+        _STOCK,
+        reference="stock-default-plain",
+        mode="stock",
+        deterministic=False,
+    ),
+)
+BY_NAME = {arm.name: arm for arm in ARMS}
+
+
+def make_models(folder: Path, layers: int, rehearsal: bool) -> None:
+    """Model folders "target-LAYERS" and "DRAFTER-LAYERS"."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if rehearsal:
+        models.make_target(folder / f"target-{layers}", layers)
+    else:
+        models.make_27b_target(folder / f"target-{layers}", layers)
+    for kind in proof_arms.DRAFTS:
+        path = folder / f"{kind}-{layers}"
+        if rehearsal:
+            models.make_draft(path, kind, target_layers=layers)
+        else:
+            models.make_27b_draft(path, kind, layers)
+
+
+def server_flags(arm: Arm, folder: Path, layers: int, scale: Scale) -> list[str]:
+    """Flags of an arm's server; the pool is explicit: others may be on the GPU."""
+    if scale.rehearsal:
+        flags = ["--context-length", str(scale.context)]
+        if arm.drafter:
+            draft = folder / f"{arm.drafter}-{layers}"
+            flags += draft_flags(arm.drafter, draft, 4)
+        return flags
+    base = proof_arms.Arm(
+        arm.name, arm.drafter, arm.tokens, deterministic=arm.deterministic
+    )
+    # Eight short answers beside the longest prompt.
+    sizes = proof_arms.Sizes(layers, scale.context, 0.95, scale.context + 16384)
+    return [*proof_arms.server_flags(base, folder, sizes), *arm.flags]
+
+
+def write_requests(path: Path, scale: Scale) -> None:
+    """The prompts of group "requests": penalties, bias, seeds, beside greedy ones."""
+    lines = []
+    for number, sampling in enumerate(_REQUESTS):
+        prompt = id_prompt(f"request-{number}", 24 + 9 * number, scale.vocab, 1)
+        row: dict[str, Any] = {"id": prompt.id, "input_ids": prompt.ids}
+        if sampling:
+            row["sampling_params"] = sampling
+        lines.append(json.dumps(row) + "\n")
+    path.write_text("".join(lines))
+
+
+def write_plan(path: Path, record: Path, group: str, rate: float) -> None:
+    """The oracle's plan from a record.
+
+    Raises:
+        ValueError: the record is none, or of other prompts.
+    """
+    own = record.with_name("requests.jsonl") if group == "requests" else None
+    known = [(c["input_ids"], c["output_ids"]) for c in continuations(record, own)]
+    oracle.write_plan(path, rate, known)
