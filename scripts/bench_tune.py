@@ -54,25 +54,26 @@ class Candidate(NamedTuple):
 
 
 _A = Tiers(8192, 256, 32768, 512, 1024)
-_B = Tiers(4096, 256, 16384, 512, 1024)
-_C = Tiers(2048, 256, 8192, 512, 1024)
 _D = Tiers(8192, 512, 32768, 1024, 2048)
+_G = Tiers(512, 256, 8192, 512, 2048)
+_H = Tiers(2048, 256, 8192, 1024, 2048)
+_K = Tiers(8192, 1024, 32768, 2048, 4096)
 _tile = attention._Tile
 # What a program takes is known ahead of time at head_dim 256: two programs of 4 warps
 # share a multiprocessor of sm90 (32 keys and two buffers, or 16 and four: 97 KiB) and
 # hide each other's start and end of a split.
 CANDIDATES = {
     90: [
-        *(Candidate(_tile(64, 8, 5, 1), t) for t in (_A, _B, _C, _D)),
-        *(Candidate(_tile(32, 4, 3, 2), t) for t in (_A, _B, _C, _D)),
-        *(Candidate(_tile(16, 4, 7, 2), t) for t in (_A, _C)),
-        Candidate(_tile(32, 8, 7, 1), _C),
+        *(Candidate(_tile(64, 4, 5, 1), t) for t in (_G, _D, _H, _K)),
+        *(Candidate(_tile(64, 8, 5, 1), t) for t in (_A, _G)),
+        *(Candidate(_tile(32, 4, 3, 2), t) for t in (_D, _G)),
+        *(Candidate(_tile(16, 4, 7, 2), t) for t in (_G, _H)),
     ],
     120: [
         Candidate(_tile(16, 8, 7, 1), _A),
         Candidate(_tile(16, 8, 5, 1), _A),
         Candidate(_tile(16, 4, 5, 1), _A),
-        Candidate(_tile(16, 8, 7, 1), _C),
+        Candidate(_tile(16, 8, 7, 1), _G),
     ],
 }
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from sglang_exact.reasons import Reason
 
-# Around a split of 256 keys, inside a later one, and a request without a prefix.
-PREFIX_LENGTHS = (0, 1, 255, 256, 257, 700)
+# Around a split of 256 keys, inside later ones, and a request without a prefix.
+PREFIX_LENGTHS = (0, 1, 255, 256, 257, 510, 900)
 # Around tiles of 64 keys and of 128 rows, and one step of most of the prompt.
 PROMPT_LENGTH = 900
 CUTS = ((1,), (63,), (64,), (65, 66), (130, 512, 771), (899,))

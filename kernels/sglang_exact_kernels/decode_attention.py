@@ -40,14 +40,13 @@ class _Tile(NamedTuple):
 
 # head_dim 256 decides (1 KiB of K and V a key). Half of num_stages is spent on the slot
 # numbers, so 5 gives three K and V buffers and 7 gives four: loads stay in flight while
-# a tile is computed. 8 warps: with 4 the accumulator spills. sm120 has 99 KiB of shared
-# memory and 4 bytes per clock and multiprocessor of bandwidth, so small tiles do there.
-# sm120's row rests on compiled code (no spills, 83 KiB), not on a measurement.
-# Tried on an H200 beside sm90's row: 32 keys and two programs of 4 warps with earlier
-# tiers is up to 17 % faster from 8 requests on, but 3 to 19 % slower at one request
-# below 128k keys; a loop that can walk several splits is 3 to 18 % slower everywhere.
+# a tile is computed. sm90, measured on an H200: 4 warps of 64 keys issue the fewest
+# instructions a key; 8 warps, or two programs of 32 or 16 keys, were slower or equal.
+# sm120 has 99 KiB of shared memory and 4 bytes per clock and multiprocessor of
+# bandwidth, so small tiles do there; its row rests on compiled code (no spills,
+# 83 KiB), not on a measurement.
 _TILES = {
-    90: _Tile(block_n=64, num_warps=8, num_stages=5, programs_per_sm=1),
+    90: _Tile(block_n=64, num_warps=4, num_stages=5, programs_per_sm=1),
     120: _Tile(block_n=16, num_warps=8, num_stages=7, programs_per_sm=1),
 }
 
@@ -60,11 +59,13 @@ _MAX_BS = 256
 _LOG2_E = 1.4426950408889634
 
 # Splits by absolute position: short ones early, so that short contexts fill the card;
-# long ones late, so that partials (1 KiB per row, head and split at head_dim 256) stay
-# few beside the keys (1 KiB per key). (end of the tier, keys per split)
-_TIER_0 = (8192, 256)
-_TIER_1 = (32768, 512)
-_TIER_2_KEYS = 1024
+# long ones late, for each split waits about 5 us (H200) for its first and last tile.
+# Longer ones (1024 keys early, 4096 late) are faster from 8 requests on and slower at
+# one; 256 up to 2048 is 4 us faster at one request and slower than the host's kernel at
+# 32 requests of 2048 keys. (end of the tier, keys per split)
+_TIER_0 = (512, 256)
+_TIER_1 = (8192, 512)
+_TIER_2_KEYS = 2048
 _TIERS = {
     "END_0": _TIER_0[0],
     "KEYS_0": _TIER_0[1],

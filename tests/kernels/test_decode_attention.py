@@ -152,11 +152,11 @@ def _split_edges() -> list[int]:
 
 def test_split_edges_are_fixed_absolute_positions() -> None:
     edges = _split_edges()
-    assert edges[:3] == [257, 513, 769]
+    assert edges[:3] == [257, 513, 1025]
     assert all((e - 1) % 256 == 0 for e in edges)
-    assert max_splits(262_144) == 304
+    assert max_splits(262_144) == 141
     widths = {b - a for a, b in zip(edges, edges[1:], strict=False)}
-    assert widths == {256, 512, 1024}
+    assert widths == {256, 512, 2048}
 
 
 @pytest.mark.usefixtures("short_tiers")
@@ -343,8 +343,8 @@ def test_decode_attention_refuses(device: torch.device) -> None:
     "lengths",
     [
         [0, 1, 50, 56, 63, 64, 65, 248],
-        [249, 255, 256, 257, 1000, 1016, 4090, 8190],
-        [8185, 8192, 8200, 9000],
+        [249, 255, 256, 257, 505, 512, 1016, 4090],
+        [8185, 8192, 8200, 10_239],
         [32_760, 40_000],
     ],
 )
