@@ -21,6 +21,8 @@ from sglang_exact.rehearsal.proof_arms import Sizes as ServerSizes
 from sglang_exact.rehearsal.server import draft_flags
 
 TITLE = "random ids"
+LENGTHS = (48, 61, 83, 97, 112, 128, 150, 176, 211, 255, 257, 300)
+"""Tokens of the prompts: about those of GSM8K, MATH-500 and HumanEval questions."""
 LONG = 32768
 """Prompt tokens from which a prompt is asked once: its prefill takes most time."""
 SEED = 42
@@ -141,10 +143,10 @@ def scaled(scale: Scale, contexts: str, new_tokens: int) -> Scale:
 
 
 def data_set(scale: Scale) -> Dataset:
-    """Seeded prompts as token ids, of the lengths of the GPU proof where they fit."""
+    """Seeded prompts as token ids, of `LENGTHS` where they fit."""
     rng = random.Random(SEED)
     low = min(1000, scale.vocab // 8)
-    lengths: tuple[int, ...] = proof_arms.PROMPT_LENGTHS
+    lengths: tuple[int, ...] = LENGTHS
     if scale.vocab < VOCAB:
         lengths = (9, 12, 17, 20)
     made = []
