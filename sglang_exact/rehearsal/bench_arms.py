@@ -113,7 +113,7 @@ class Scale(NamedTuple):
     """
 
     prompts: int = 64
-    load: tuple[tuple[int, int], ...] = ((1, 8), (8, 32), (32, 64))
+    load: tuple[tuple[int, int], ...] = ((1, 4), (8, 32), (32, 64))
     new_tokens: int = 256
     contexts: tuple[int, ...] = (64, 2048, 131072)
     decode_tokens: int = 256
