@@ -263,7 +263,10 @@ def write_requests(path: Path, scale: Scale) -> None:
         if sampling:
             row["sampling_params"] = sampling
         lines.append(json.dumps(row) + "\n")
-    path.write_text("".join(lines))
+    text = "".join(lines)
+    # Another call may be reading it.
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
 
 
 def write_plan(path: Path, record: Path, group: str, rate: float) -> None:

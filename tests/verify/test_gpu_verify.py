@@ -199,7 +199,7 @@ def test_arms_on_fake_servers(
         takes(run, fake, monkeypatch)
         run.one(arm, asks)
     assert run.finish() == 0, run.rows
-    plan = json.loads(run.plan.read_text())
+    plan = json.loads(run.plan(arm).read_text())
     assert plan["rate"] == verify_arms.RATE and len(plan["continuations"]) == 3
     row = run.rows["dflash planted-bit"]
     assert row["exit_status"] == 1 and row["planted"]["position"] == 6
