@@ -119,7 +119,7 @@ class Ask(NamedTuple):
             words += ["--long-repeats", str(scale.long_repeats)]
         if "rejected" in self.arms:
             words += ["--server", f"reject-all={url}"]
-        if self.planted:
+        if self.planted and not scale.num_prompts:
             words += ["--num-prompts", "2"]
         return words
 
