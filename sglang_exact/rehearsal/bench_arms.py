@@ -41,7 +41,7 @@ class Role(NamedTuple):
 FEW = 8
 """Requests that the further widths are served for: room for the states of a block
 grows with width times requests, 74 GB for 16 times 32."""
-STAGES = ("memory", "accept", "acceptance", "widths", "decode-table")
+STAGES = ("memory", "accept", "in-step", "acceptance", "widths", "decode-table")
 """In the order they run: the longest prompt comes last, for it takes most time and may
 take the server down."""
 _ALL = ("memory", "decode-table", "accept")
@@ -66,7 +66,7 @@ def roles(width: int, widths: tuple[int, ...], requests: int) -> list[Role]:
         Role(
             arm("exact-dflash2", "dflash2", width, "exact"),
             "plain",
-            (*_ALL, "acceptance", "widths"),
+            (*_ALL, "in-step", "acceptance", "widths"),
         ),
         Role(arm("host-plain", None, width, "stock"), "host-plain", _ALL),
         Role(arm("host-dflash2", "dflash2", width, "stock"), "host-plain", _ALL),

@@ -43,7 +43,7 @@ NOTES = (
 VERB = {
     "memory": "memory",
     "decode-table": "decode-table",
-    **dict.fromkeys(("accept", "acceptance", "widths"), "accept"),
+    **dict.fromkeys(("accept", "in-step", "acceptance", "widths"), "accept"),
 }
 """The record that a stage's rows go to."""
 Loads = tuple[tuple[int, int], ...]
@@ -158,6 +158,8 @@ class Stages:
         if stage == "acceptance":
             titles = [swept_title(n) for n in self.lengths(role)]
             return {(title, c) for title in titles for c, _ in first}
+        if stage == "in-step":
+            return {(IN_STEP, c) for c, _ in every if c > 1}
         return {
             (bench_arms.TITLE, c) for c, _ in (first if stage == "widths" else every)
         }
@@ -166,9 +168,12 @@ class Stages:
         """The acceptance lengths that an arm's blocks can have."""
         return [n for n in self.scale.swept if n <= role.arm.tokens]
 
-    def tell_oracle(self, rate: float, known: list[tuple[Any, Any]]) -> None:
+    def tell_oracle(
+        self, rate: float, known: list[tuple[Any, Any]], in_step: bool = False
+    ) -> None:
         """What the drafter knows, and how much of it is right."""
-        oracle.write_plan(self.plan, rate, known)
+        seed = IN_STEP_SEED if in_step else 1
+        oracle.write_plan(self.plan, rate, known, seed=seed, in_step=in_step)
 
     def known(self, reference: str) -> list[tuple[Any, Any]]:
         """Prompts with their plain continuations."""
@@ -229,6 +234,16 @@ class Stages:
             if c not in dict(load_)
         ]
         await self.loads(role, served, bench_arms.TITLE, load_)
+
+    async def in_step(self, role: Role, served: Served) -> None:
+        """Drafts wrong at the same places of every answer.
+
+        As where the host is told how many to accept: requests that begin together end
+        together, and prefills do not come between the steps of the others.
+        """
+        self.tell_oracle(self.rate, self.known(role.reference), in_step=True)
+        load_ = self.known_loads(role, self.scale.load)
+        await self.loads(role, served, IN_STEP, tuple(x for x in load_ if x[0] > 1))
 
     async def loads(self, role: Role, served: Served, title: str, load_: Loads) -> None:
         """One row per concurrency in the accept record; what was cut off is kept."""
@@ -320,6 +335,12 @@ class Stages:
                     self.say(f"    {length} tokens: {_brief(row)}")
                     self.keep(recorder, served, row, "prompt_tokens")
                     _ratios(recorder)
+
+
+IN_STEP = f"{bench_arms.TITLE}, requests in step"
+IN_STEP_SEED = 6
+"""Its one pattern gives 256 tokens the acceptance length that the rate stands for: 5.45
+in blocks of 8 for 5.46."""
 
 
 def swept_title(length: float) -> str:

@@ -54,11 +54,14 @@ class Plan:
         rate: part of the drafts that are kept, 0.0 to 1.0.
         seed: of the choice which ones.
         continuations: what is known.
+        in_step: the choice depends on the place in the answer alone, so that requests
+            which begin together end together.
     """
 
     rate: float
     seed: int
     continuations: tuple[Continuation, ...]
+    in_step: bool = False
 
 
 def read_plan(path: str | Path) -> Plan:
@@ -68,7 +71,7 @@ def read_plan(path: str | Path) -> Plan:
         ValueError: a field is missing, unknown or out of range.
     """
     raw = json.loads(Path(path).read_text())
-    unknown = set(raw) - {"rate", "seed", "continuations"}
+    unknown = set(raw) - {"rate", "seed", "continuations", "in_step"}
     missing = {"rate", "seed", "continuations"} - set(raw)
     if unknown or missing:
         raise ValueError(
@@ -82,7 +85,7 @@ def read_plan(path: str | Path) -> Plan:
         Continuation(tuple(c["input_ids"]), tuple(c["output_ids"]))
         for c in raw["continuations"]
     )
-    return Plan(rate, int(raw["seed"]), known)
+    return Plan(rate, int(raw["seed"]), known, bool(raw.get("in_step")))
 
 
 def write_plan(
@@ -91,12 +94,13 @@ def write_plan(
     continuations: Sequence[tuple[Sequence[int], Sequence[int]]],
     *,
     seed: int = 1,
+    in_step: bool = False,
 ) -> None:
     """Write an oracle file in one step, with a new modification time.
 
     Args:
         path: of the file.
-        rate, seed: see `Plan`.
+        rate, seed, in_step: see `Plan`.
         continuations: (input_ids, output_ids) pairs.
     """
     path = Path(path)
@@ -105,7 +109,8 @@ def write_plan(
         {"input_ids": list(prompt), "output_ids": list(output)}
         for prompt, output in continuations
     ]
-    text = json.dumps({"rate": rate, "seed": seed, "continuations": known})
+    plan = {"rate": rate, "seed": seed, "in_step": in_step, "continuations": known}
+    text = json.dumps(plan)
     new = path.with_name(f".{path.name}.{os.getpid()}")
     new.write_text(text)
     if new.stat().st_mtime_ns <= before:
@@ -138,10 +143,13 @@ def draft_row(
         int64 [width].
     """
     known = np.array([*prompt, *output], dtype=np.int64)[:width]
-    salt = zlib.crc32(np.asarray(prompt, dtype=np.int64).tobytes()) + (plan.seed << 32)
+    salt, first = plan.seed << 32, len(prompt)
+    if not plan.in_step:
+        salt, first = salt + zlib.crc32(np.asarray(prompt, np.int64).tobytes()), 0
     with np.errstate(over="ignore"):
         start = _mixed(np.array([salt & (2**64 - 1)], dtype=np.uint64))
-        steps = np.arange(1, 2 * width + 1, dtype=np.uint64) * _GOLDEN
+        places = np.arange(1 - 2 * first, 2 * (width - first) + 1)
+        steps = places.astype(np.uint64) * _GOLDEN
         hashes = _mixed(start + steps).reshape(width, 2)
     # 53 bits give a uniform number in [0, 1), so rate 1.0 keeps all and 0.0 none.
     chance = (hashes[:, 0] >> np.uint64(11)).astype(np.float64) / 2.0**53

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sglang_exact.bench import cost_model
+from sglang_exact.rehearsal import bench_stages
 from sglang_exact.rehearsal import oracle as subject
 
 VOCAB = 512
@@ -44,6 +46,31 @@ def test_rule_is_repeatable_and_depends_on_seed_and_prompt() -> None:
         other[len(PROMPT) :] == KNOWN[len(PROMPT) :],
         (_row(0.5) == KNOWN)[len(PROMPT) :],
     )
+
+
+def _kept(prompt: tuple[int, ...], *, in_step: bool, rate: float = 0.5) -> np.ndarray:
+    """Which of an answer's first 300 tokens are drafted rightly; seed as the bench's."""
+    plan = subject.Plan(rate, bench_stages.IN_STEP_SEED, (), in_step)
+    row = subject.draft_row(prompt, OUTPUT, plan, VOCAB, len(prompt) + 300)
+    return row[len(prompt) :] == np.array(OUTPUT[:300])
+
+
+def test_in_step_the_place_in_the_answer_decides_alone() -> None:
+    prompts = (PROMPT, PROMPT[::-1], PROMPT[:3], (7,))
+    first, *others = (_kept(prompt, in_step=True) for prompt in prompts)
+    assert all(np.array_equal(first, other) for other in others)
+    apart, *others = (_kept(prompt, in_step=False) for prompt in prompts)
+    assert not any(np.array_equal(apart, other) for other in others)
+
+
+def test_the_bench_pattern_in_step_has_the_length_of_its_rate() -> None:
+    right = _kept(PROMPT, in_step=True, rate=cost_model.keep_rate(5.46, 8))
+    known, steps = 1, 0
+    while known < 256:
+        block = right[known : known + 7]
+        known += 1 + (7 if block.all() else int(block.argmin()))
+        steps += 1
+    assert abs(256 / steps - 5.46) < 0.05
 
 
 def test_drafts_are_valid_tokens() -> None:
