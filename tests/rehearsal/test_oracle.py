@@ -49,7 +49,7 @@ def test_rule_is_repeatable_and_depends_on_seed_and_prompt() -> None:
 
 
 def _kept(prompt: tuple[int, ...], *, in_step: bool, rate: float = 0.5) -> np.ndarray:
-    """Which of an answer's first 300 tokens are drafted rightly; seed as the bench's."""
+    """Which of the first 300 tokens are drafted rightly; the seed is the bench's."""
     plan = subject.Plan(rate, bench_stages.IN_STEP_SEED, (), in_step)
     row = subject.draft_row(prompt, OUTPUT, plan, VOCAB, len(prompt) + 300)
     return row[len(prompt) :] == np.array(OUTPUT[:300])
