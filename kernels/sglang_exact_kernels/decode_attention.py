@@ -44,7 +44,7 @@ class _Tile(NamedTuple):
 # instructions a key; 8 warps, or two programs of 32 or 16 keys, were slower or equal.
 # sm120 has 99 KiB of shared memory and 4 bytes per clock and multiprocessor of
 # bandwidth, so small tiles do there; its row rests on compiled code (no spills,
-# 83 KiB), not on a measurement.
+# 82 KiB), not on a measurement.
 _TILES = {
     90: _Tile(block_n=64, num_warps=4, num_stages=5, programs_per_sm=1),
     120: _Tile(block_n=16, num_warps=8, num_stages=7, programs_per_sm=1),
