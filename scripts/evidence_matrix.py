@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of the report that this project began with, ours beside the stock host's.
+
+Each cell is equal answers of compared ones, with the layers they were made with. A cell
+without a file stays empty: nothing is estimated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+Row = dict[str, Any]
+COLUMNS = ("ours", "stock, deterministic", "stock, default")
+
+
+class Found(NamedTuple):
+    """Equal answers of compared ones at a number of layers."""
+
+    equal: int
+    compared: int
+    layers: int
+
+    def __str__(self) -> str:
+        return f"{self.equal:,}/{self.compared:,} ({self.layers} layers)"
+
+
+def load(name: str) -> list[Row]:
+    """The files of a pattern under results/."""
+    return [json.loads(p.read_text()) for p in sorted(ROOT.glob(f"results/{name}"))]
+
+
+def verified(server: str, *arms: str) -> list[Found]:
+    """What the verifier found of a server, in the named arms of it."""
+    return [
+        Found(a["compared"] - a["different"], a["compared"], found["layers"])
+        for found in load("gpu/verify-*.json")
+        for row in found["rows"]
+        for a in row["arms"]
+        if row["arm"] == server and a["arm"] in arms and not row.get("planted")
+    ]
+
+
+def proved(arm: str, **wanted: Any) -> list[Found]:
+    """Passes of the proof on one GPU; ids and, where asked, logprobs are equal."""
+    rows = [
+        (row, proof["layers"])
+        for proof in load("gpu/proof-*.json")
+        for row in proof.get("rows", ())
+        if proof.get("tp", 1) == 1
+        and row["arm"] == arm
+        and row["ids_equal"] is not None
+    ]
+    return [
+        Found(row["logprobs_equal"], row["prompts"], layers)
+        for row, layers in rows
+        if row["logprobs_equal"] is not None
+        and all(row[key] == value for key, value in wanted.items())
+    ]
+
+
+def traffic(*arms: str) -> list[Found]:
+    """Passes under traffic."""
+    return [
+        Found(row["answers"] - len(row["differ"]), row["answers"], found["layers"])
+        for found in load("gpu/traffic*.json")
+        for row in found["rows"]
+        if row["arm"] in arms
+    ]
+
+
+def benched(name: str, server: str, **wanted: Any) -> list[Found]:
+    """Rows of the bench at 64 layers; ids alone are compared there."""
+    return [
+        Found(row["exactness"]["ids_equal"], row["exactness"]["compared"], 64)
+        for found in load(f"bench/{name}.json")
+        for row in found["rows"]
+        if row["server"] == server
+        and row["exactness"]["compared"]
+        and all(row[key] == value for key, value in wanted.items())
+    ]
+
+
+def _added(found: Iterable[Found]) -> str:
+    """One number for each number of layers, the widest model first."""
+    sums: dict[int, Found] = {}
+    for one in found:
+        old = sums.get(one.layers, Found(0, 0, one.layers))
+        sums[one.layers] = Found(
+            old.equal + one.equal, old.compared + one.compared, one.layers
+        )
+    return ", ".join(str(sums[layers]) for layers in sorted(sums, reverse=True))
+
+
+def rows() -> list[tuple[str, ...]]:
+    """Name of the row, then a cell for each of COLUMNS."""
+    made: list[tuple[str, list[Found], list[Found], list[Found]]] = [
+        (
+            "speculation on against off, one at a time",
+            verified("dflash", "speculation") + proved("dflash8", concurrency=1),
+            verified("stock", "speculation"),
+            verified("stock-default", "speculation"),
+        ),
+        (
+            "8 in flight",
+            verified("dflash", "in-flight-8")
+            + proved("dflash8", concurrency=8, rate=0.8),
+            verified("stock", "in-flight-8") + proved("stock", concurrency=8),
+            verified("stock-default", "in-flight-8"),
+        ),
+        (
+            "every draft rejected",
+            verified("dflash", "rejected") + proved("dflash8", rate=0.0),
+            verified("stock", "rejected"),
+            verified("stock-default", "rejected"),
+        ),
+        (
+            "at most 1 and 32 running requests",
+            traffic("running-1", "running-many"),
+            [],
+            [],
+        ),
+        (
+            "plain against plain, another batch",
+            verified("plain", "plain-in-flight-8")
+            + proved("plain", concurrency=1)
+            + proved("plain-32", concurrency=32),
+            verified("stock-plain", "plain-in-flight-8"),
+            verified("stock-default-plain", "plain-in-flight-8")
+            + benched("accept", "host-plain", concurrency=32),
+        ),
+        (
+            "prompts of 2k to 128k",
+            verified("dflash", "long-2k", "long-8k", "long-32k", "long-128k")
+            + benched("decode-table", "exact-dflash2", prompt_tokens=2048)
+            + benched("decode-table", "exact-dflash2", prompt_tokens=131072),
+            [],
+            [],
+        ),
+        (
+            "1,200 to 3,000 requests, 8 in flight",
+            verified("dflash", "repeats"),
+            verified("stock", "repeats"),
+            verified("stock-default", "repeats"),
+        ),
+        (
+            "one prompt of 60,000 tokens, 50 times",
+            verified("dflash", "long-repeat"),
+            [],
+            [],
+        ),
+        (
+            "three starts with empty caches",
+            traffic("restart-1", "restart-2", "restart-3"),
+            [],
+            [],
+        ),
+    ]
+    return [(name, *map(_added, cells)) for name, *cells in made]
