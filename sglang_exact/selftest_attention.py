@@ -13,6 +13,8 @@ from sglang_exact.reasons import Reason
 
 # Around a split of 256 keys, inside later ones, and a request without a prefix.
 PREFIX_LENGTHS = (0, 1, 255, 256, 257, 510, 900)
+# Around the first of the long splits; the interpreter would take minutes for it.
+GPU_PREFIX_LENGTHS = (*PREFIX_LENGTHS, 8187)
 # Around tiles of 64 keys and of 128 rows, and one step of most of the prompt.
 PROMPT_LENGTH = 900
 CUTS = ((1,), (63,), (64,), (65, 66), (130, 512, 771), (899,))
@@ -20,20 +22,26 @@ FIX = "report GPU, driver and `sglang-exact env`; rows of one tile must not mix"
 
 
 def compare(
-    heads: int, kv_heads: int, head_dim: int, steps: int, seed: int, device: str
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    steps: int,
+    seed: int,
+    device: str,
+    prefixes: tuple[int, ...] = PREFIX_LENGTHS,
 ) -> list[str]:
     """Differences, as text, between verify rows and decode rows; empty if equal.
 
-    One batch with every prefix of PREFIX_LENGTHS and `steps` draft positions each is
-    compared with decode, one row at a time. bf16, N(0, 1).
+    One batch with a request for each of `prefixes` (lengths in tokens), `steps` draft
+    positions each, is compared with decode, one row at a time. bf16, N(0, 1).
     """
     import torch
 
     from sglang_exact_kernels.decode_attention import decode_attention, scratch_shapes
 
     generator = torch.Generator(device=device).manual_seed(seed)
-    bs, bound = len(PREFIX_LENGTHS), max(PREFIX_LENGTHS) + steps
-    slots = sum(PREFIX_LENGTHS) + bs * steps + 1
+    bs, bound = len(prefixes), max(prefixes) + steps
+    slots = sum(prefixes) + bs * steps + 1
 
     def normal(*size: int) -> torch.Tensor:
         return torch.randn(size, generator=generator, device=device).bfloat16()
@@ -41,7 +49,7 @@ def compare(
     k, v = normal(slots, kv_heads, head_dim), normal(slots, kv_heads, head_dim)
     q = normal(bs * steps, heads, head_dim)
     order = torch.randperm(slots - 1, generator=generator, device=device) + 1
-    lengths = torch.tensor((0, *PREFIX_LENGTHS), device=device)
+    lengths = torch.tensor((0, *prefixes), device=device)
     indptr = lengths.cumsum(0).to(torch.int32)
     prefix, block = order[: -bs * steps], order[-bs * steps :]
     shapes = scratch_shapes(bs * steps, heads, head_dim, bound)
@@ -72,7 +80,7 @@ def compare(
         out_cache_loc=block.contiguous(),
     )
     found = []
-    for r, length in enumerate(PREFIX_LENGTHS):
+    for r, length in enumerate(prefixes):
         begin = int(indptr[r])
         for i in range(steps):
             row = r * steps + i
@@ -188,9 +196,10 @@ def run(model_runner: Any) -> list[Reason]:
 
     tokens = int(get_spec().speculative_num_draft_tokens or 2)
     shape, device = heads_of(model_runner), str(model_runner.device)
+    prefixes = PREFIX_LENGTHS if device == "cpu" else GPU_PREFIX_LENGTHS
     return [
         Reason(f"attention self-test: {text}", "decode's bits", FIX)
-        for text in compare(*shape, tokens, 1, device)
+        for text in compare(*shape, tokens, 1, device, prefixes)
     ]
 
 

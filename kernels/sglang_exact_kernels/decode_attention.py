@@ -5,17 +5,21 @@ Row (r, i), draft position i of request r, attends to the request's prefix and t
 block's tokens 0 .. i. Plain decode is the same launch with one position and no block.
 All positions of a request share every K and V tile that is loaded.
 
-Reduction order: keys are cut at fixed absolute positions (`_SPLITS`: a function of the
+Reduction order: keys are cut at fixed absolute positions (`_TIERS`: a function of the
 position alone), a split is walked in tiles of BLOCK_N keys, in order, with one running
 maximum, sum and accumulator per row. Partials of a row are combined in blocks of
 COMBINE_BLOCK consecutive splits (a fixed tree inside a block, unused places count 0),
-blocks in ascending order, over the row's own number of splits. A tile that is masked
-for a row multiplies its accumulator by exp2(0) = 1 and adds zeros.
+blocks in ascending order, over the row's own number of splits. A key that is masked for
+a row has weight 0: the accumulator is multiplied by exp2(0) = 1 (by 0 before the row's
+first key of a split, when it is 0) and 0 times the V loaded there is added; past the
+block's last key that is the last key's V again.
 Invariant to: bs, the other requests, T, the row's position in its block, where keys lie
 in the cache, the longest context in the batch, the number of programs. One binary
 serves every T.
 Not covered: sliding windows, logit caps, sinks, page sizes above 1, quantised caches,
-tree drafts; non-finite values of a later draft position reach the rows before it.
+tree drafts; non-finite V: that of a later draft position reaches the rows before it,
+and an infinite V of a row's own token may give NaN in decode where verify keeps
+infinity.
 """
 
 from __future__ import annotations
@@ -40,11 +44,13 @@ class _Tile(NamedTuple):
 
 # head_dim 256 decides (1 KiB of K and V a key). Half of num_stages is spent on the slot
 # numbers, so 5 gives three K and V buffers and 7 gives four: loads stay in flight while
-# a tile is computed. sm90, measured on an H200: 4 warps of 64 keys issue the fewest
-# instructions a key; 8 warps, or two programs of 32 or 16 keys, were slower or equal.
-# sm120 has 99 KiB of shared memory and 4 bytes per clock and multiprocessor of
-# bandwidth, so small tiles do there; its row rests on compiled code (no spills,
-# 82 KiB), not on a measurement.
+# a tile is computed. sm90, on an H200 (results/kernels/attention_tune.json): 4 warps of
+# 64 keys are fastest at 131,072 keys and with one request of up to 8192; 8 warps, or
+# two programs of 16 keys, are up to a fifth faster with 8 or 32 requests of 2048 to
+# 32,768. It spills outside its loop over keys. sm120 has 99 KiB of shared memory and 4
+# bytes per clock and multiprocessor of bandwidth, so small tiles do there; its row and
+# the splits below rest on compiled code there (no spills, 82 KiB), not on
+# measurements.
 _TILES = {
     90: _Tile(block_n=64, num_warps=4, num_stages=5, programs_per_sm=1),
     120: _Tile(block_n=16, num_warps=8, num_stages=7, programs_per_sm=1),
@@ -59,10 +65,9 @@ _MAX_BS = 256
 _LOG2_E = 1.4426950408889634
 
 # Splits by absolute position: short ones early, so that short contexts fill the card;
-# long ones late, for each split waits about 5 us (H200) for its first and last tile.
-# Longer ones (1024 keys early, 4096 late) are faster from 8 requests on and slower at
-# one; 256 up to 2048 is 4 us faster at one request and slower than the host's kernel at
-# 32 requests of 2048 keys. (end of the tier, keys per split)
+# long ones late, for each split waits for its first and its last tile. 1024 keys early
+# were faster from 8 requests of 2048 keys on and slower there at one; 256 up to 2048
+# were 7 us faster at one request and slower at 32. (end of the tier, keys per split)
 _TIER_0 = (512, 256)
 _TIER_1 = (8192, 512)
 _TIER_2_KEYS = 2048

@@ -73,8 +73,7 @@ def _attend_split(
     acc = tl.zeros([BLOCK_M, BLOCK_DV], dtype=tl.float32)
     for n in range(first, last, BLOCK_N):
         offs_n = n + tl.arange(0, BLOCK_N)
-        # Beyond the last key it is loaded again (its weight is 0 there): rows then need
-        # no mask, a fifth of the loop's instructions.
+        # Beyond the last key it is loaded again, with weight 0: rows then need no mask.
         at = tl.minimum(offs_n, block_limit - 1)
         slot = tl.load(
             tl.where(at < prefix, kv_indices + begin + at, block_loc + (at - prefix))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sglang_exact import selftest_attention, selftest_gdn
+from sglang_exact_kernels import decode_attention
 
 TINY = selftest_gdn.Shape(2, 4, 32, 32)
 
@@ -35,6 +36,13 @@ def test_gdn_names_a_planted_difference(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_attention_rows_equal_single_rows() -> None:
     assert selftest_attention.compare(4, 2, 32, 2, 1, "cpu") == []
+
+
+def test_attention_rows_cross_into_the_long_splits() -> None:
+    longest = max(selftest_attention.GPU_PREFIX_LENGTHS)
+    edge = decode_attention._TIER_1[0]
+    assert longest < edge < longest + 8
+    assert selftest_attention.compare(2, 1, 32, 8, 1, "cpu", (1, longest)) == []
 
 
 def test_attention_names_a_planted_difference(monkeypatch: pytest.MonkeyPatch) -> None:
