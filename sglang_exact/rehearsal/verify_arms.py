@@ -21,8 +21,9 @@ from sglang_exact.verify.prompts import id_prompt
 RATE = 0.8
 DISABLE = "SGLANG_EXACT_TEST_DISABLE_HOOKS"
 
-EQUAL, DIFFERS, NOTED = "equal", "differs", "noted"
-"""What is expected of an ask; NOTED expects nothing."""
+EQUAL, DIFFERS, REFUSED, NOTED = "equal", "differs", "not verified", "noted"
+"""What is expected of an ask. REFUSED: a difference, or equal answers that do not count
+since the server attests a hook off. NOTED expects nothing."""
 
 GROUPS = {
     "short": ("speculation", "repeats", "stops"),
@@ -193,6 +194,15 @@ ARMS = (
             Ask("speculation", ("speculation",), expect=NOTED),
         ),
         disable="attention_verify",
+    ),
+    *(
+        Arm(
+            f"{hook.replace('_', '-')}-hook-off",
+            "dflash",
+            (Ask("speculation", _BOTH, expect=REFUSED),),
+            disable=hook,
+        )
+        for hook in ("decode_attention", "prefill_attention", "small_m_gemm")
     ),
     Arm(
         "stock-plain",

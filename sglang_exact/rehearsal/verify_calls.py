@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang_exact.rehearsal.verify_arms import DIFFERS, NOTED, Ask
+from sglang_exact.rehearsal.verify_arms import DIFFERS, NOTED, REFUSED, Ask
 from sglang_exact.verify.model import COULD_NOT_RUN, NOT_REACHED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,6 +116,8 @@ def as_expected(ask: Ask, status: int, found: list[dict[str, Any]], cut: bool) -
         return status in (0, 1, 2) and bool(found)
     if ask.expect == DIFFERS:
         return status == 1
+    if ask.expect == REFUSED:
+        return status in (1, 2) and bool(found)
     if not cut or status != 2:
         return status == 0
     broken = {COULD_NOT_RUN, NOT_REACHED}

@@ -133,7 +133,7 @@ def test_arms_are_complete() -> None:
     for arm in arms:
         control = arm.disable or (arm.mode == "stock" and arm.drafter)
         wanted = {ask.expect for ask in arm.asks if not ask.planted}
-        assert ("differs" in wanted) == bool(control), arm.name
+        assert bool(wanted & {"differs", "not verified"}) == bool(control), arm.name
         assert ("equal" in wanted) == (arm.mode == "exact" and not arm.disable)
     assert [ask.name for ask in verify_arms.BY_NAME["dflash"].asks if ask.planted]
 
@@ -296,6 +296,10 @@ def figure(**changes: Any) -> dict[str, Any]:
         ("differs", 1, [figure(different=1)], False, True),
         ("differs", 0, [figure()], False, False),
         ("differs", 2, [figure()], True, False),
+        ("not verified", 1, [figure(different=1)], False, True),
+        ("not verified", 2, [figure()], False, True),
+        ("not verified", 0, [figure()], False, False),
+        ("not verified", 2, [], False, False),
         ("noted", 0, [figure()], False, True),
         ("noted", 1, [figure(different=1)], False, True),
         ("noted", 2, [], False, False),
