@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows of the report that this project began with, ours beside the stock host's.
 
-Each cell is equal answers of compared ones, with the layers they were made with. A cell
-without a file stays empty: nothing is estimated.
+A part of `scripts/evidence`, which puts them into docs/evidence.md. Each cell is equal
+answers of compared ones, with the layers they were made with. A cell without a file
+stays empty: nothing is estimated.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ The plain arm records the reference that every other arm is compared with.
 from __future__ import annotations
 
 import random
+import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -183,3 +184,13 @@ def chosen(names: str) -> list[Arm]:
             f"{', '.join(BY_NAME)}"
         )
     return [BY_NAME[name] for name in wanted]
+
+
+def gpu() -> str:
+    """Name, driver and memory of the GPUs as nvidia-smi prints them, or "none"."""
+    query = "--query-gpu=name,driver_version,memory.total"
+    done = subprocess.run(
+        ["nvidia-smi", query, "--format=csv,noheader"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return "; ".join(done.stdout.strip().splitlines()) or "none"

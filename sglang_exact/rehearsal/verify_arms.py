@@ -19,7 +19,6 @@ from sglang_exact.verify.plan import LIKELY
 from sglang_exact.verify.prompts import id_prompt
 
 RATE = 0.8
-DISABLE = "SGLANG_EXACT_TEST_DISABLE_HOOKS"
 
 EQUAL, DIFFERS, REFUSED, NOTED = "equal", "differs", "not verified", "noted"
 """What is expected of an ask. REFUSED: a difference, or equal answers that do not count
@@ -99,7 +98,7 @@ class Ask(NamedTuple):
         name: of the call within its arm.
         arms: of the verifier.
         group: of the record that is its reference.
-        expect: EQUAL, DIFFERS or NOTED.
+        expect: EQUAL, DIFFERS, REFUSED or NOTED.
         rate: of the oracle: drafts that are right.
         planted: through a proxy that flips one bit.
     """

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.machinery
-import importlib.util
+import importlib
 import json
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
+import script_module
 from bench_server import BenchServer
 from fake_server import Lies
 
@@ -86,12 +86,8 @@ class Engine:
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
-    loader = importlib.machinery.SourceFileLoader("gpu_bench", str(SCRIPT))
-    spec = importlib.util.spec_from_loader("gpu_bench", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
     before = list(sys.path)
-    loader.exec_module(module)
+    module = script_module.load("gpu_bench")
     monkeypatch.setattr(module, "Server", Engine)
     monkeypatch.setattr(module.signal, "signal", lambda *_: None)
     monkeypatch.setattr(Engine, "started", [])

@@ -12,7 +12,8 @@ import pytest
 # A base image is an environment that sees the installed host: the same is needed here.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "docker"))
 
-from release_build import Release, load  # noqa: E402
+from release_build import Release  # noqa: E402
+from script_module import load  # noqa: E402
 
 
 @pytest.fixture(scope="session")

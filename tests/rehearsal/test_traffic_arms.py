@@ -5,32 +5,25 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.machinery
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import script_module
 
 pytest.importorskip("torch")
 
 from sglang_exact.rehearsal import traffic_arms  # noqa: E402
 from sglang_exact.rehearsal.client import Completion  # noqa: E402
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "gpu_traffic"
 SHAPES = {False: traffic_arms.GPU, True: traffic_arms.REHEARSAL}
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader("gpu_traffic", str(SCRIPT))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
+    return script_module.load("gpu_traffic")
 
 
 def run(script: ModuleType, folder: Path, rehearsal: bool) -> Any:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import importlib.machinery
-import importlib.util
 import json
 import threading
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import script_module
 from fake_server import FakeServer, Lies
 from verify_runs import inputs, silent
 
@@ -31,19 +30,13 @@ from sglang_exact.verify import arms as arm_table  # noqa: E402
 from sglang_exact.verify import session, summary  # noqa: E402
 from sglang_exact.verify.fleet import Address  # noqa: E402
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "gpu_verify"
 SCALES = (verify_arms.Scale(), verify_arms.REHEARSAL)
 IDS_ONLY = {"skip_tokenizer_init": True}
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader("gpu_verify", str(SCRIPT))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
+    return script_module.load("gpu_verify")
 
 
 def made(script: ModuleType, folder: Path, *more: str) -> Any:
