@@ -297,6 +297,22 @@ def test_slots_may_come_as_an_unaligned_slice(device: torch.device) -> None:
     assert_same_bits(outs[0], outs[1])
 
 
+def test_no_key_past_the_block_is_loaded(device: torch.device) -> None:
+    """A slot of NaN right behind the last draft's; as that draft's own it shows."""
+    case = make_case(SMALL, [5, 70], 3, device, seed=9)
+    poison = case.v_buffer[:, 0, 0].isnan().nonzero()[0]
+    slots = torch.cat([*case.blocks, poison])
+
+    def verify(slots: torch.Tensor) -> torch.Tensor:
+        q = case.q.flatten(0, 1).contiguous()
+        more = {"num_draft_tokens": case.T, "out_cache_loc": slots}
+        return case._run(q, case.prefixes, **more).view(case.q.shape)
+
+    assert_same_bits(verify(slots), case.verify())
+    slots[-2] = poison[0]
+    assert verify(slots)[1].isnan().any()
+
+
 @pytest.mark.usefixtures("short_tiers")
 def test_decode_attention_repeats(device: torch.device) -> None:
     case = make_case(SMALL, [129, 400], 3, device, seed=10)
