@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 Row = dict[str, Any]
 COLUMNS = ("ours", "stock, deterministic", "stock, default")
+LONG = ("long-2k", "long-8k", "long-32k", "long-128k")
 
 
 class Found(NamedTuple):
@@ -135,11 +136,11 @@ def rows() -> list[tuple[str, ...]]:
         ),
         (
             "prompts of 2k to 128k",
-            verified("dflash", "long-2k", "long-8k", "long-32k", "long-128k")
+            verified("dflash", *LONG)
             + benched("decode-table", "exact-dflash2", prompt_tokens=2048)
             + benched("decode-table", "exact-dflash2", prompt_tokens=131072),
-            [],
-            [],
+            verified("stock", *LONG),
+            verified("stock-default", *LONG),
         ),
         (
             "1,200 to 3,000 requests, 8 in flight",
@@ -150,8 +151,8 @@ def rows() -> list[tuple[str, ...]]:
         (
             "one prompt of 60,000 tokens, 50 times",
             verified("dflash", "long-repeat"),
-            [],
-            [],
+            verified("stock", "long-repeat"),
+            verified("stock-default", "long-repeat"),
         ),
         (
             "three starts with empty caches",

@@ -62,7 +62,8 @@ def numerics(settings: Settings, device: str, pinned: bool) -> str:
 
     `pinned`: every target and kernel of the host has the source of its pin.
     """
-    if not pinned or settings.disabled_hooks or not device.startswith("cuda"):
+    changed = settings.disabled_hooks or settings.deep_gemm_default
+    if not pinned or changed or not device.startswith("cuda"):
         return UNVERIFIED
     return BITWISE
 

@@ -32,6 +32,9 @@ VARIABLES: dict[str, str] = {
     "SGLANG_EXACT_TEST_DUMMY_WEIGHTS": "realistic random weights for load-format dummy",
     "SGLANG_EXACT_TEST_ORACLE": "file with known continuations for the oracle drafter",
     "SGLANG_EXACT_TEST_DISABLE_HOOKS": "comma-separated hook names to leave out",
+    "SGLANG_EXACT_TEST_DEEP_GEMM_DEFAULT": (
+        "leave DeepGEMM's deterministic algorithms off in the host's matrix products"
+    ),
 }
 
 
@@ -48,6 +51,7 @@ class Settings(NamedTuple):
     dummy_weights: bool = False
     oracle: str | None = None
     disabled_hooks: tuple[str, ...] = ()
+    deep_gemm_default: bool = False
 
     @property
     def any_test(self) -> bool:
@@ -65,6 +69,8 @@ class Settings(NamedTuple):
             found["oracle"] = True
         if self.disabled_hooks:
             found["disabled_hooks"] = list(self.disabled_hooks)
+        if self.deep_gemm_default:
+            found["deep_gemm_default"] = True
         return found
 
 
@@ -120,5 +126,8 @@ def read(environ: Mapping[str, str]) -> tuple[Settings, list[Reason]]:
         dummy_weights=_boolean(environ, "SGLANG_EXACT_TEST_DUMMY_WEIGHTS", reasons),
         oracle=environ.get("SGLANG_EXACT_TEST_ORACLE") or None,
         disabled_hooks=tuple(x.strip() for x in disabled.split(",") if x.strip()),
+        deep_gemm_default=_boolean(
+            environ, "SGLANG_EXACT_TEST_DEEP_GEMM_DEFAULT", reasons
+        ),
     )
     return settings, reasons

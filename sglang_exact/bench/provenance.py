@@ -122,10 +122,11 @@ def client_facts() -> dict[str, str]:
     }
 
 
-def gpus() -> list[dict[str, str]]:
+def gpus(index: int | None = None) -> list[dict[str, str]]:
     """The GPUs of this machine as the driver's tool (NVML) names them; else empty.
 
-    They are the server's only where the server runs on the same machine.
+    They are the server's only where the server runs on the same machine. `index` is
+    of the one GPU in use; None names all of them.
     """
     path = shutil.which("nvidia-smi")
     if path is None:
@@ -133,7 +134,10 @@ def gpus() -> list[dict[str, str]]:
     query = ",".join(GPU_FIELDS)
     try:
         done = subprocess.run(
-            [path, f"--query-gpu={query}", "--format=csv,noheader"],
+            [
+                *(path, f"--query-gpu={query}", "--format=csv,noheader"),
+                *([] if index is None else [f"--id={index}"]),
+            ],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
@@ -199,12 +203,14 @@ def machine(known: Mapping[str, Any]) -> list[str]:
 
 
 def collect(
-    servers: Sequence[dict[str, Any]], seeds: dict[str, int] | None = None
+    servers: Sequence[dict[str, Any]],
+    seeds: dict[str, int] | None = None,
+    gpu_index: int | None = None,
 ) -> dict[str, Any]:
-    """The provenance object of a record."""
+    """The provenance object of a record; `gpu_index` as in `gpus`."""
     return {
         "servers": list(servers),
         "client": client_facts(),
-        "gpu": gpus(),
+        "gpu": gpus(gpu_index),
         "seeds": dict(seeds or {}),
     }

@@ -109,6 +109,8 @@ def facts(server: Mapping[str, Any]) -> dict[str, str]:
         found["acceptance"] = "set by an oracle"
     if tests.get("disabled_hooks"):
         found["disabled hooks"] = shown(tests["disabled_hooks"])
+    if tests.get("deep_gemm_default"):
+        found["DeepGEMM"] = "deterministic algorithms off"
     return found
 
 

@@ -95,6 +95,18 @@ def _test_hooks(config: Settings) -> list[Hook]:
             )
             for name, target, kind, replacement in oracle.HOOKS
         ]
+    if config.deep_gemm_default:
+        from sglang_exact.rehearsal import deep_gemm_default
+
+        found.append(
+            Hook(
+                name="test_deep_gemm_default",
+                target=deep_gemm_default.TARGET,
+                kind=deep_gemm_default.TYPE,
+                replacement=deep_gemm_default.replacement,
+                test=True,
+            )
+        )
     return found
 
 

@@ -17,6 +17,7 @@ Modules:
     host_mends      every place of the host that is changed, and why
     row_ops         matrix products whose rows do not depend on the number of rows
     models          tiny and full-width model folders
+    deep_gemm_default   DeepGEMM without its deterministic algorithms: a control
     dummy_weights   realistic random weights, seeded by parameter name
     oracle          drafts from a known continuation with a chosen error rate
     server          start a server, send token ids, read exact log-probabilities

@@ -113,7 +113,9 @@ class Stages:
             run.exactness = total(run.rows)
         others = [s for s in report_runs.servers(run) if s.get("name") != served.name]
         seeds = {"prompts": bench_arms.SEED}
-        run.provenance = provenance.collect([*others, served.facts], seeds)
+        run.provenance = provenance.collect(
+            [*others, served.facts], seeds, self.gpu_index
+        )
         run.complete = False
         recorder.save()
 

@@ -62,6 +62,7 @@ _SPEED = (
 _DFLASH8 = (
     Phase(0.0),
     Phase(0.3),
+    Phase(0.5),
     Phase(0.8),
     Phase(1.0),
     Phase(0.8, concurrency=1, prompts=4),

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sglang_exact.rehearsal import models, oracle, proof_arms
+from sglang_exact.rehearsal import deep_gemm_default, models, oracle, proof_arms
 from sglang_exact.rehearsal.server import draft_flags
 from sglang_exact.verify.continuations import continuations
 from sglang_exact.verify.plan import LIKELY
@@ -137,6 +137,7 @@ class Arm(NamedTuple):
         mode, deterministic: of `Server`.
         disable: hooks to leave out.
         flags: further ones of the host.
+        env: further variables.
     """
 
     name: str
@@ -149,11 +150,13 @@ class Arm(NamedTuple):
     deterministic: bool = True
     disable: str = ""
     flags: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
 
 
 _BOTH = ("speculation", "in-flight-8")
 _PLAIN = ("plain-repeat", "plain-in-flight-8")
 _SHORT = (Ask("speculation", _BOTH),)
+_LONG = ("long-2k", "long-8k", "long-32k", "long-128k")
 _DFLASH = (
     Ask("speculation", (*_BOTH, "without-logprobs", "streaming", "stops")),
     Ask("repeats", ("repeats",)),
@@ -162,12 +165,15 @@ _DFLASH = (
     Ask("neighbours", ("sampled-neighbours", "prefill-neighbours")),
     Ask("seeds", ("seeds",), "seeds"),
     Ask("requests", _BOTH, "requests"),
-    Ask("long", ("long-2k", "long-8k", "long-32k", "long-128k"), "long"),
+    Ask("long", _LONG, "long"),
     Ask("long-repeat", ("long-repeat",), "long"),
 )
 _STOCK = (
     Ask("speculation", _BOTH, expect=DIFFERS),
     Ask("repeats", ("repeats",), expect=DIFFERS),
+    Ask("rejected", ("rejected",), expect=NOTED, rate=0.0),
+    Ask("long", _LONG, "long", NOTED),
+    Ask("long-repeat", ("long-repeat",), "long", NOTED),
 )
 # The host chooses another backend by itself where nothing speculates.
 _TRITON = ("--attention-backend", "triton")
@@ -204,9 +210,15 @@ ARMS = (
         for hook in ("decode_attention", "prefill_attention", "small_m_gemm")
     ),
     Arm(
+        "deep-gemm-default",
+        "dflash",
+        (Ask("speculation", _BOTH, expect=DIFFERS),),
+        env=((deep_gemm_default.SWITCH, "1"),),
+    ),
+    Arm(
         "stock-plain",
         asks=(Ask("plain", _PLAIN, expect=NOTED),),
-        records=("short",),
+        records=("short", "long"),
         reference="stock-plain",
         mode="stock",
     ),
@@ -214,7 +226,7 @@ ARMS = (
     Arm(
         "stock-default-plain",
         asks=(Ask("plain", _PLAIN, expect=NOTED),),
-        records=("short",),
+        records=("short", "long"),
         reference="stock-default-plain",
         mode="stock",
         deterministic=False,

@@ -173,7 +173,13 @@ def hooks_off(info: ServerInfo) -> str | None:
     equal all the same say nothing about the release.
     """
     tests = info.exact.get("test_settings")
-    off = tests.get("disabled_hooks") if isinstance(tests, dict) else None
+    tests = tests if isinstance(tests, dict) else {}
+    if tests.get("deep_gemm_default"):
+        return (
+            f"the {info.label} server attests that DeepGEMM's deterministic algorithms "
+            "are off: unset SGLANG_EXACT_TEST_DEEP_GEMM_DEFAULT there"
+        )
+    off = tests.get("disabled_hooks")
     if not off:
         return None
     shown = ", ".join(map(str, off)) if isinstance(off, list) else str(off)

@@ -102,6 +102,21 @@ def test_gpu_lines() -> None:
     assert gpu["index"] == "0" and set(gpu) == set(provenance.GPU_FIELDS)
 
 
+def test_gpu_in_use_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two GPUs: a record of one of them is of a machine that has one."""
+    rest = ", ".join(["x"] * (len(provenance.GPU_FIELDS) - 1))
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        f'#!/bin/sh\ncase "$*" in *--id=1*) echo "1, {rest}";; '
+        f'*) echo "0, {rest}"; echo "1, {rest}";; esac\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [gpu["index"] for gpu in provenance.gpus(1)] == ["1"]
+    assert [gpu["index"] for gpu in provenance.gpus()] == ["0", "1"]
+    assert len(provenance.machine(provenance.collect([], None, 1))) == 1
+
+
 def sample(ids: tuple[int, ...], verify: int | None = None, **more: Any) -> Sample:
     return Sample(ids, counters=Counters(verify=verify), **more)
 

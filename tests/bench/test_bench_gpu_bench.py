@@ -192,7 +192,7 @@ def test_rows_of_another_setting_are_not_mixed(
         assert "rows of another setting" in capsys.readouterr().out
     gpu = [{"name": "NVIDIA H200", "driver_version": "580"}]
     with monkeypatch.context() as patch:
-        patch.setattr(script.provenance, "gpus", lambda: gpu)
+        patch.setattr(script.provenance, "gpus", lambda index=None: gpu)
         assert run(script, monkeypatch, tmp_path, *second) == 2
     assert (tmp_path / "accept.json").read_bytes() == before
     # Contexts are rows of their own: they may come later.

@@ -79,6 +79,8 @@ def test_numerics() -> None:
     assert attestation.numerics(on, "cpu", True) == attestation.UNVERIFIED
     off = on._replace(disabled_hooks=("gdn_verify",))
     assert attestation.numerics(off, "cuda:0", True) == attestation.UNVERIFIED
+    default = on._replace(deep_gemm_default=True)
+    assert attestation.numerics(default, "cuda:0", True) == attestation.UNVERIFIED
     waived = on._replace(allow_unpinned_host=True)
     assert attestation.numerics(waived, "cuda:0", False) == attestation.UNVERIFIED
 

@@ -75,6 +75,7 @@ def test_test_settings_show() -> None:
             "SGLANG_EXACT_TEST_REHEARSAL": "1",
             "SGLANG_EXACT_TEST_ORACLE": "plan.json",
             "SGLANG_EXACT_TEST_DISABLE_HOOKS": "a, b,",
+            "SGLANG_EXACT_TEST_DEEP_GEMM_DEFAULT": "1",
         }
     )
     assert reasons == []
@@ -82,6 +83,7 @@ def test_test_settings_show() -> None:
         "rehearsal": True,
         "oracle": True,
         "disabled_hooks": ["a", "b"],
+        "deep_gemm_default": True,
     }
     assert config.any_test
     assert not config.enable

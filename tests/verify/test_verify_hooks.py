@@ -59,6 +59,12 @@ def test_attestation_names_the_hook_that_is_off(name: str) -> None:
     assert hooks_off(info._replace(exact=fine)) is None
 
 
+def test_attestation_names_deep_gemm_that_is_not_deterministic() -> None:
+    exact = {"numerics": "bitwise", "test_settings": {"deep_gemm_default": True}}
+    info = ServerInfo("tested", "http://h", {}, exact, 512, "x")
+    assert "DeepGEMM's deterministic algorithms are off" in str(hooks_off(info))
+
+
 @pytest.mark.parametrize("where", ["tested", "reference", "record", "nowhere"])
 def test_server_with_a_hook_off_is_never_verified(tmp_path: Path, where: str) -> None:
     """Equal answers do not help, and neither does which of the servers says it."""
