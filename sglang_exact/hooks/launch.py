@@ -106,6 +106,7 @@ def check_arguments(self: Any) -> None:
             install = patching.find_install()
             reasons += patching.reasons(install, patching.load_manifest())
     reasons += _mask_embedding_reasons(cfg)
+    reasons += _draft_block_reasons(cfg)
     reasons += worker_reasons(cfg)
     if reasons:
         raise Refused(reasons)
@@ -122,6 +123,31 @@ def _mask_embedding_reasons(cfg: Any) -> list[Reason]:
             "embedding",
             "a draft that leaves the target's weights alone",
             "use a draft without a trained mask embedding",
+        )
+    ]
+
+
+def _draft_block_reasons(cfg: Any) -> list[Reason]:
+    """A DFlash2 draft convolves over its block; the host needs room for all taps.
+
+    sglang.srt.models.dflash._grouped_conv shifts the rows of a step by up to taps - 1;
+    with fewer rows, one request alone, it fails when graphs are captured.
+    """
+    path = os.path.join(cfg.speculative_draft_model_path or "", "config.json")
+    tokens = cfg.speculative_num_draft_tokens
+    if not tokens or not os.path.isfile(path):
+        return []
+    with open(path, encoding="utf-8") as file:
+        draft = json.load(file).get("dflash_config") or {}
+    taps = draft.get("conv_kernel_size") or 1
+    if tokens >= taps - 1:
+        return []
+    return [
+        Reason(
+            f"--speculative-num-draft-tokens {tokens} with a draft that convolves "
+            f"over {taps} tokens",
+            f"{taps - 1} or more: the host's convolution fails on fewer rows",
+            f"pass --speculative-num-draft-tokens {taps - 1} or more",
         )
     ]
 

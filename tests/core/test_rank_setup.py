@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,3 +71,21 @@ def test_mask_embedding_of_a_draft(tmp_path: Path, ships: bool) -> None:
     else:
         rank.keep_target_weights(merged.append, worker)
     assert merged == [worker] * (not ships)
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 8, None])
+@pytest.mark.parametrize("taps", [4, 2, 0, None])
+def test_draft_block_has_room_for_the_convolution(
+    tmp_path: Path, tokens: int | None, taps: int | None
+) -> None:
+    """Two rows do not reach back three: the host cannot capture such a block."""
+    config = {"dflash_config": {} if taps is None else {"conv_kernel_size": taps}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    args = SimpleNamespace(
+        speculative_draft_model_path=str(tmp_path), speculative_num_draft_tokens=tokens
+    )
+    found = launch._draft_block_reasons(args)
+    assert bool(found) == ((tokens, taps) == (2, 4))
+    # A name on the hub: nothing can be said before it is loaded.
+    args.speculative_draft_model_path = "someone/draft"
+    assert launch._draft_block_reasons(args) == []
