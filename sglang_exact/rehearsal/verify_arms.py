@@ -21,6 +21,7 @@ from sglang_exact.verify.prompts import id_prompt
 RATE = 0.8
 
 EQUAL, DIFFERS, REFUSED, NOTED = "equal", "differs", "not verified", "noted"
+NO_START = "refused to start"
 """What is expected of an ask. REFUSED: a difference, or equal answers that do not count
 since the server attests a hook off. NOTED expects nothing."""
 
@@ -138,6 +139,7 @@ class Arm(NamedTuple):
         disable: hooks to leave out.
         flags: further ones of the host.
         env: further variables.
+        refusal: what the server says when it refuses to start, as it shall.
     """
 
     name: str
@@ -151,6 +153,7 @@ class Arm(NamedTuple):
     disable: str = ""
     flags: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    refusal: str = ""
 
 
 _BOTH = ("speculation", "in-flight-8")
@@ -207,7 +210,14 @@ ARMS = (
             (Ask("speculation", _BOTH, expect=REFUSED),),
             disable=hook,
         )
-        for hook in ("decode_attention", "prefill_attention", "small_m_gemm")
+        for hook in ("prefill_attention", "small_m_gemm")
+    ),
+    Arm(
+        "decode-attention-hook-off",
+        "dflash",
+        disable="decode_attention",
+        # By the hook of verify, when graphs are captured.
+        refusal="expected the hook decode_attention",
     ),
     Arm(
         "deep-gemm-default",

@@ -126,7 +126,8 @@ def test_arms_are_complete() -> None:
     for arm in arms:
         control = arm.disable or arm.env or (arm.mode == "stock" and arm.drafter)
         wanted = {ask.expect for ask in arm.asks if not ask.planted}
-        assert bool(wanted & {"differs", "not verified"}) == bool(control), arm.name
+        caught = wanted & {"differs", "not verified"} or arm.refusal
+        assert bool(caught) == bool(control), arm.name
         whole = arm.mode == "exact" and not (arm.disable or arm.env)
         assert ("equal" in wanted) == whole
     assert [ask.name for ask in verify_arms.BY_NAME["dflash"].asks if ask.planted]
@@ -247,6 +248,31 @@ def test_no_record_and_no_time(
     run.args.budget = 0
     run.one(verify_arms.BY_NAME["ngram"], verify_arms.BY_NAME["ngram"].asks)
     assert run.not_run == ["ngram speculation"] and run.finish() == 1
+
+
+@pytest.mark.parametrize("said", ["the reason", "another", None])
+def test_a_server_that_shall_not_start(
+    script: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: str | None,
+) -> None:
+    """Its own reason is the proof; another one, or a server, is none."""
+    arm = verify_arms.BY_NAME["decode-attention-hook-off"]
+    run = made(script, tmp_path)
+    text = arm.refusal if said == "the reason" else said
+
+    def server(_: verify_arms.Arm) -> Any:
+        if text is None:
+            return contextlib.nullcontext(SimpleNamespace(started_in_s=1.0))
+        raise RuntimeError(f"no server: {text}")
+
+    monkeypatch.setattr(run, "server", server)
+    run.one(arm, arm.asks)
+    fine = said == "the reason"
+    assert run.finish() == (0 if fine else 1)
+    assert (arm.name in run.failed) != fine
+    assert [r["expected"] for r in run.rows.values()] == ["refused to start"] * fine
 
 
 def test_a_call_ends_with_the_budget_and_goes_on_later(tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of docs/evidence.md on the verifier and the demonstration.
+
+A part of `scripts/evidence`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from evidence_matrix import Row, load
+
+
+def table(head: str, rows: Iterable[Iterable[Any]]) -> list[str]:
+    """A Markdown table; None is an empty cell."""
+    columns = head.split(" | ")
+    lines = [f"| {head} |", "|" + "---|" * len(columns)]
+    for row in rows:
+        cells = ("" if cell is None else str(cell) for cell in row)
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def left_out(found: Row, everything: list[Row]) -> str:
+    """What no file of these layers holds, and servers that refused to start."""
+    same = [one for one in everything if one["layers"] == found["layers"]]
+    have = {f"{r['arm']} {r['ask']}" for one in same for r in one["rows"]}
+    missing = [key for key in found["not_run"] if key not in have]
+    parts = [f"Not run: {', '.join(missing)}."] if missing else []
+    parts += [
+        f"`{row['arm']}` refused to start, as it shall: `{row['said']}`."
+        for row in found["rows"]
+        if row["expected"] == "refused to start"
+    ]
+    return " ".join(parts)
+
+
+def verifier_page() -> list[str]:
+    """What `sglang-exact verify` found, one line per arm of a call."""
+    everything = load("gpu/verify-*.json")
+    everything.sort(key=lambda one: -one["layers"])
+    lines = ["## The verifier", ""] if everything else []
+    for found in everything:
+        cells = [
+            (r["arm"], r["ask"], a["arm"], a["compared"], a["different"], a["tokens"],
+             a["tokens_per_verify"],
+             "equal, cut off" if a["state"] == "not reached" else r["expected"])
+            for r in found["rows"]
+            for a in r["arms"]
+        ]  # fmt: skip
+        text = (
+            f"{found['layers']} layers at the 27B's width, {found['date']}: calls of "
+            f"`sglang-exact verify` by `scripts/gpu_verify`. "
+            f"{left_out(found, everything)}"
+        ).rstrip()
+        head = "server | call | arm | answers | differ | tokens | tokens per verify"
+        lines += [text, "", *table(f"{head} | expected", cells), ""]
+    return lines
+
+
+def demo_page() -> list[str]:
+    """`scripts/demo` on a GPU."""
+    lines: list[str] = []
+    for found in load("gpu/demo-*.json"):
+        cells = [
+            (r["pass"], r["prompts"], r["tokens"], r["ids_equal"], r["logprobs_equal"],
+             r["accept_length"], r["expected"])
+            for r in found["rows"]
+        ]  # fmt: skip
+        head = "pass | prompts | tokens | ids equal | logprobs equal | "
+        head += "tokens per verify | expected"
+        lines += ["## The demonstration on a GPU", "", f"`{found['command']}`", ""]
+        lines += [*table(head, cells), ""]
+    return lines
