@@ -40,7 +40,11 @@ def verifier_page() -> list[str]:
     """What `sglang-exact verify` found, one line per arm of a call."""
     everything = load("gpu/verify-*.json")
     everything.sort(key=lambda one: -one["layers"])
-    lines = ["## The verifier", ""] if everything else []
+    words = (
+        "`noted`: nothing was expected. `not verified`: a server that attests a hook "
+        "off is never called verified, also where its answers are equal."
+    )
+    lines = ["## The verifier", "", words, ""] if everything else []
     for found in everything:
         cells = [
             (r["arm"], r["ask"], a["arm"], a["compared"], a["different"], a["tokens"],
@@ -49,8 +53,10 @@ def verifier_page() -> list[str]:
             for r in found["rows"]
             for a in r["arms"]
         ]  # fmt: skip
+        controls = all(r["expected"] != "equal" for r in found["rows"])
         text = (
-            f"{found['layers']} layers at the 27B's width, {found['date']}: calls of "
+            f"{found['layers']} layers at the 27B's width, {found['date']}"
+            f"{', controls and the stock host' if controls else ''}: calls of "
             f"`sglang-exact verify` by `scripts/gpu_verify`. "
             f"{left_out(found, everything)}"
         ).rstrip()
