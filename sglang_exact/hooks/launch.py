@@ -43,15 +43,25 @@ def _early_reasons(args: Any) -> list[Reason]:
     config, reasons = settings.read(os.environ)
     if not config.rehearsal:
         reasons += scope.gpu_reasons(_capability(str(args.device or "cuda")))
-    path = os.path.join(str(args.model_path), "config.json")
-    if os.path.isfile(path):
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+    if found := _config_of(str(args.model_path)):
         dtype = found.get("dtype") or found.get("torch_dtype") or "bfloat16"
         # A --dtype that is given is judged with the other arguments.
         wanted = str(dtype) if args.dtype == "auto" else "bfloat16"
         reasons += scope.model_reasons(SimpleNamespace(**found), wanted)
     return reasons
+
+
+def _config_of(folder: str) -> dict[str, Any]:
+    """config.json of a local checkpoint; {} where there is none.
+
+    One that cannot be read or is no JSON object is the host's to complain about.
+    """
+    try:
+        with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _effect_reasons() -> list[Reason]:
@@ -133,21 +143,25 @@ def _draft_block_reasons(cfg: Any) -> list[Reason]:
     sglang.srt.models.dflash._grouped_conv shifts the rows of a step by up to taps - 1;
     with fewer rows, one request alone, it fails when graphs are captured.
     """
-    path = os.path.join(cfg.speculative_draft_model_path or "", "config.json")
-    tokens = cfg.speculative_num_draft_tokens
-    if not tokens or not os.path.isfile(path):
+    path, tokens = cfg.speculative_draft_model_path, cfg.speculative_num_draft_tokens
+    algorithm = str(cfg.speculative_algorithm or "").upper()
+    if algorithm != "DFLASH" or not path or not tokens:
         return []
-    with open(path, encoding="utf-8") as file:
-        draft = json.load(file).get("dflash_config") or {}
-    taps = draft.get("conv_kernel_size") or 1
-    if tokens >= taps - 1:
+    draft = _config_of(path).get("dflash_config")
+    taps = draft.get("conv_kernel_size") if isinstance(draft, dict) else None
+    try:
+        # As the host reads it (dflash_utils._parse_optional_int).
+        least = int(taps or 0) - 1
+    except (TypeError, ValueError, OverflowError):
+        return []  # The host says so itself.
+    if tokens >= least:
         return []
     return [
         Reason(
             f"--speculative-num-draft-tokens {tokens} with a draft that convolves "
             f"over {taps} tokens",
-            f"{taps - 1} or more: the host's convolution fails on fewer rows",
-            f"pass --speculative-num-draft-tokens {taps - 1} or more",
+            f"{least} or more: the host's convolution fails on fewer rows",
+            f"pass --speculative-num-draft-tokens {least} or more",
         )
     ]
 

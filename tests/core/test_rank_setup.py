@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import sys
+from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,6 +76,15 @@ def test_mask_embedding_of_a_draft(tmp_path: Path, ships: bool) -> None:
     assert merged == [worker] * (not ships)
 
 
+def drafting(path: Path | str | None, tokens: int | None, name: Any = "DFLASH") -> Any:
+    """The arguments that say what drafts, and how much."""
+    return SimpleNamespace(
+        speculative_algorithm=name,
+        speculative_draft_model_path=None if path is None else str(path),
+        speculative_num_draft_tokens=tokens,
+    )
+
+
 @pytest.mark.parametrize("tokens", [2, 3, 8, None])
 @pytest.mark.parametrize("taps", [4, 2, 0, None])
 def test_draft_block_has_room_for_the_convolution(
@@ -81,11 +93,131 @@ def test_draft_block_has_room_for_the_convolution(
     """Two rows do not reach back three: the host cannot capture such a block."""
     config = {"dflash_config": {} if taps is None else {"conv_kernel_size": taps}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    args = SimpleNamespace(
-        speculative_draft_model_path=str(tmp_path), speculative_num_draft_tokens=tokens
-    )
-    found = launch._draft_block_reasons(args)
+    found = launch._draft_block_reasons(drafting(tmp_path, tokens))
     assert bool(found) == ((tokens, taps) == (2, 4))
     # A name on the hub: nothing can be said before it is loaded.
-    args.speculative_draft_model_path = "someone/draft"
-    assert launch._draft_block_reasons(args) == []
+    assert launch._draft_block_reasons(drafting("someone/draft", tokens)) == []
+
+
+def test_the_host_fails_on_exactly_those_blocks(tmp_path: Path) -> None:
+    """Its own convolution, one request alone."""
+    torch = pytest.importorskip("torch")
+    try:
+        host = metadata.distribution("sglang").locate_file(
+            "sglang/srt/models/dflash.py"
+        )
+    except metadata.PackageNotFoundError:
+        pytest.skip("no host")
+    tree = ast.parse(Path(str(host)).read_text(encoding="utf-8"))
+    (conv,) = (x for x in tree.body if getattr(x, "name", "") == "_grouped_conv")
+    conv.decorator_list.clear()  # type: ignore[attr-defined]
+    names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
+    exec(compile(ast.Module([conv], []), "host", "exec"), names)
+    taps = 4
+    config = {"dflash_config": {"conv_kernel_size": taps}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for rows in range(1, 7):
+        of_one = (torch.ones(rows, 4), torch.zeros(rows, taps, 2), torch.ones(taps, 4))
+        fails = False
+        try:
+            names["_grouped_conv"](*of_one, 8, 2, 2, taps)
+        except RuntimeError:
+            fails = True
+        assert bool(launch._draft_block_reasons(drafting(tmp_path, rows))) == fails
+        assert fails == (rows < 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ('{"dflash_config": {"conv_kernel_size": "4"}}', True),
+        ('{"dflash_config": {"conv_kernel_size": 4.0}}', True),
+        ('{"dflash_config": {"conv_kernel_size": "four"}}', False),
+        ('{"dflash_config": {"conv_kernel_size": -4}}', False),
+        ('{"dflash_config": {"conv_kernel_size": [4]}}', False),
+        ('{"dflash_config": {"conv_kernel_size": Infinity}}', False),
+        ('{"dflash_config": {"conv_kernel_size": NaN}}', False),
+        ('{"dflash_config": null}', False),
+        ('{"dflash_config": "conv_kernel_size"}', False),
+        ("[4]", False),
+        ("null", False),
+        ("{", False),
+        ("", False),
+        ("\x00\xff", False),
+    ],
+)
+def test_a_broken_draft_is_left_to_the_host(
+    tmp_path: Path, text: str, refused: bool
+) -> None:
+    """The host names what is wrong with it; a number in quotes it takes."""
+    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    found = launch._draft_block_reasons(drafting(tmp_path, 2))
+    assert bool(found) == refused
+    assert all("3 or more" in str(reason) for reason in found)
+
+
+def test_only_such_a_draft_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NGRAM has no draft, whatever lies in the folder that the server starts in."""
+    config = {"dflash_config": {"conv_kernel_size": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    for args in (
+        drafting(None, 2, "NGRAM"),
+        drafting("", 2),
+        drafting(None, 2),
+        drafting(tmp_path, 2, "NGRAM"),
+        drafting(tmp_path, 2, None),
+        drafting(tmp_path / "config.json", 2),
+        drafting(tmp_path / "nowhere", 2),
+    ):
+        assert launch._draft_block_reasons(args) == []
+    assert launch._draft_block_reasons(drafting(tmp_path, 2, "dflash"))
+    assert launch._draft_block_reasons(drafting(".", 2))
+    (tmp_path / "config.json").unlink()
+    # Cannot be read as a file.
+    (tmp_path / "config.json").mkdir()
+    assert launch._draft_block_reasons(drafting(tmp_path, 2)) == []
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "7", "null", "\x00\xff"])
+def test_a_broken_target_is_left_to_the_host(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    args = SimpleNamespace(model_path=str(tmp_path), device="cpu", dtype="auto")
+    found = [str(reason) for reason in launch._early_reasons(args)]
+    assert not any("model architecture" in text for text in found)
+    # Control: one that can be read is looked at.
+    (tmp_path / "config.json").write_text('{"architectures": ["Other"]}')
+    found = [str(reason) for reason in launch._early_reasons(args)]
+    assert any("model architecture Other" in text for text in found)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_launcher_looks_at_the_draft_and_the_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: bool
+) -> None:
+    """All of it at once, in one refusal."""
+    config = {"dflash_config": {"conv_kernel_size": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if wrong:
+        (tmp_path / "mask_embedding.pt").write_bytes(b"")
+    args = drafting(tmp_path, 2 if wrong else 3)
+    args.tokenizer_worker_num = 2 if wrong else 1
+    overrides = ModuleType("overrides")
+    model = SimpleNamespace(hf_config=None, dtype="bfloat16")
+    monkeypatch.setattr(overrides, "resolved_view", lambda x: x, raising=False)
+    monkeypatch.setattr(overrides, "model_config_of", lambda _: model, raising=False)
+    monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups.overrides", overrides)
+    monkeypatch.setattr(launch, "_effect_reasons", list)
+    monkeypatch.setattr(scope, "argument_reasons", lambda _: [])
+    monkeypatch.setattr(scope, "model_reasons", lambda *_: [])
+    monkeypatch.setenv("SGLANG_EXACT_TEST_REHEARSAL", "1")
+    if not wrong:
+        launch.check_arguments(args)
+        return
+    with pytest.raises(Refused) as refused:
+        launch.check_arguments(args)
+    words = ("mask_embedding.pt", "--speculative-num-draft-tokens 2", "--tokenizer")
+    found = [str(reason) for reason in refused.value.reasons]
+    assert [word in text for word, text in zip(words, found, strict=True)] == [True] * 3
