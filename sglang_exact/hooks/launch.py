@@ -148,10 +148,12 @@ def _draft_block_reasons(cfg: Any) -> list[Reason]:
     if algorithm != "DFLASH" or not path or not tokens:
         return []
     draft = _config_of(path).get("dflash_config")
-    taps = draft.get("conv_kernel_size") if isinstance(draft, dict) else None
+    if not isinstance(draft, dict):
+        return []
+    taps = draft.get("conv_kernel_size") or 0
     try:
         # As the host reads it (dflash_utils._parse_optional_int).
-        least = int(taps or 0) - 1
+        least = int(taps) - 1
     except (TypeError, ValueError, OverflowError):
         return []  # The host says so itself.
     if tokens >= least:
