@@ -23,7 +23,9 @@ RATE = 0.8
 EQUAL, DIFFERS, REFUSED, NOTED = "equal", "differs", "not verified", "noted"
 NO_START = "refused to start"
 """What is expected of an ask. REFUSED: a difference, or equal answers that do not count
-since the server attests a hook off. NOTED expects nothing."""
+since the server attests a hook off. NOTED expects nothing. NO_START: of a server."""
+START = "start"
+"""Name of the ask of a server that shall refuse to start: its start."""
 
 GROUPS = {
     "short": ("speculation", "repeats", "stops"),

@@ -271,8 +271,27 @@ def test_a_server_that_shall_not_start(
     run.one(arm, arm.asks)
     fine = said == "the reason"
     assert run.finish() == (0 if fine else 1)
-    assert (arm.name in run.failed) != fine
-    assert [r["expected"] for r in run.rows.values()] == ["refused to start"] * fine
+    assert (arm.name in run.failed) != fine and run.not_run == []
+    rows = list(run.rows.values())
+    assert [(r["expected"], r["as_expected"], r["ask"]) for r in rows] == [
+        ("refused to start", True, "start")
+    ] * fine
+    # A later call of other arms keeps it, and one without time names it.
+    later = made(script, tmp_path)
+    assert later.rows == run.rows and later.failed == run.failed
+    later.args.budget = 0
+    later.one(arm, arm.asks)
+    assert later.not_run == [f"{arm.name} start"] and later.finish() == 1
+    # A row of an earlier call does not stand beside a server that starts now.
+    again = made(script, tmp_path)
+    again.args.budget = 1e9
+    monkeypatch.setattr(
+        again,
+        "server",
+        lambda _: contextlib.nullcontext(SimpleNamespace(started_in_s=1.0)),
+    )
+    again.one(arm, arm.asks)
+    assert again.rows == {} and "server that started" in again.failed[arm.name]
 
 
 def test_a_call_ends_with_the_budget_and_goes_on_later(tmp_path: Path) -> None:
