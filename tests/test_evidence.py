@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,6 +26,21 @@ def check(root: Path) -> subprocess.CompletedProcess[str]:
 def test_evidence_is_up_to_date() -> None:
     done = check(ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_was_not_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless another file of the same number of layers holds it."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    evidence_pages = importlib.import_module("evidence_pages")
+    ran = {"arm": "dflash", "ask": "long", "expected": "equal"}
+    none = {"arm": "off", "ask": "start", "expected": "refused to start", "said": "why"}
+    cut = {"layers": 64, "rows": [], "not_run": ["dflash long"]}
+    other = {"layers": 4, "rows": [ran], "not_run": []}
+    same = {"layers": 64, "rows": [ran, none], "not_run": []}
+    assert evidence_pages.left_out(cut, [cut, other]) == "Not run: dflash long."
+    assert evidence_pages.left_out(cut, [cut, same]) == ""
+    assert "`off` refused to start" in evidence_pages.left_out(same, [same])
+    assert evidence_pages.left_out(other, [other]) == ""
 
 
 def test_a_changed_figure_shows(tmp_path: Path) -> None:

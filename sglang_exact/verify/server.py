@@ -174,19 +174,19 @@ def hooks_off(info: ServerInfo) -> str | None:
     """
     tests = info.exact.get("test_settings")
     tests = tests if isinstance(tests, dict) else {}
+    reasons = []
     if tests.get("deep_gemm_default"):
-        return (
+        reasons.append(
             f"the {info.label} server attests that DeepGEMM's deterministic algorithms "
             "are off: unset SGLANG_EXACT_TEST_DEEP_GEMM_DEFAULT there"
         )
-    off = tests.get("disabled_hooks")
-    if not off:
-        return None
-    shown = ", ".join(map(str, off)) if isinstance(off, list) else str(off)
-    return (
-        f"the {info.label} server attests that hooks are off ({clean(shown)}): unset "
-        "SGLANG_EXACT_TEST_DISABLE_HOOKS there"
-    )
+    if off := tests.get("disabled_hooks"):
+        shown = ", ".join(map(str, off)) if isinstance(off, list) else str(off)
+        reasons.append(
+            f"the {info.label} server attests that hooks are off ({clean(shown)}): "
+            "unset SGLANG_EXACT_TEST_DISABLE_HOOKS there"
+        )
+    return "; ".join(reasons) or None
 
 
 def mismatches(tested: ServerInfo, reference: ServerInfo) -> list[str]:

@@ -108,11 +108,14 @@ def test_gpu_in_use_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     program = tmp_path / "nvidia-smi"
     program.write_text(
         f'#!/bin/sh\ncase "$*" in *--id=1*) echo "1, {rest}";; '
+        f'*--id=0*) echo "0, {rest}";; *--id=*) exit 6;; '
         f'*) echo "0, {rest}"; echo "1, {rest}";; esac\n'
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert [gpu["index"] for gpu in provenance.gpus(1)] == ["1"]
+    assert [gpu["index"] for gpu in provenance.gpus(0)] == ["0"]
+    assert provenance.gpus(2) == []
     assert [gpu["index"] for gpu in provenance.gpus()] == ["0", "1"]
     assert len(provenance.machine(provenance.collect([], None, 1))) == 1
 

@@ -207,6 +207,22 @@ def test_rows_of_another_setting_are_not_mixed(
     assert "host_backends: own-no-graphs before" in capsys.readouterr().out
 
 
+def test_records_name_the_gpu_in_use(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def gpus(index: int | None = None) -> list[dict[str, str]]:
+        return [{"name": f"GPU {index}", "driver_version": "580"}]
+
+    monkeypatch.setattr(script.provenance, "gpus", gpus)
+    only = ("--only", "accept", "--arms", "plain", "--gpu-index")
+    for index in ("1", "0"):
+        assert run(script, monkeypatch, tmp_path / index, *only, index) == 0
+        wanted = [f"GPU {index} (driver 580)"]
+        setting = read(tmp_path / index, "gpu-bench")["setting"]
+        record = read(tmp_path / index, "accept")["provenance"]
+        assert setting["machine"] == script.provenance.machine(record) == wanted
+
+
 def test_what_was_measured_before_a_break_is_kept(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -72,6 +72,16 @@ def evil_runs() -> dict[str, BenchRun]:
     }
 
 
+def test_a_control_is_no_plain_set_up() -> None:
+    """What a test setting changed is named; without one nothing is."""
+    on = {"deep_gemm_default": True, "disabled_hooks": ["stop"]}
+    found = report_runs.facts(records.server("x", exact={"test_settings": on}))
+    assert found["DeepGEMM"] == "deterministic algorithms off"
+    assert "stop" in found["disabled hooks"]
+    found = report_runs.facts(records.server("x", exact={"test_settings": {}}))
+    assert not {"DeepGEMM", "disabled hooks"} & set(found)
+
+
 def test_page_is_escaped_and_self_contained(tmp_path: Path) -> None:
     page = report.html(made(tmp_path, **evil_runs()))
     found = parsed(page)

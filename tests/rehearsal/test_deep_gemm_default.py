@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import ast
 import sys
+from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from sglang_exact import hooks
+from sglang_exact import hooks, settings
 from sglang_exact.rehearsal import deep_gemm_default
 from sglang_exact.settings import Settings
 
@@ -52,6 +55,28 @@ def test_the_host_leaves_it_off(monkeypatch: pytest.MonkeyPatch, fails: bool) ->
     assert library.host_product(False) == "product"
     assert library.seen == [False, True]
     assert not library.on and not library.get_deterministic_algorithms()
+
+
+def test_it_wraps_what_asks_the_library() -> None:
+    """The host's function that turns determinism on, and the overlay's variable."""
+    module, _, name = deep_gemm_default.TARGET.rpartition(".")
+    path = Path("/".join(module.split("."))).with_suffix(".py")
+    try:
+        host = metadata.distribution("sglang").locate_file(path)
+    except metadata.PackageNotFoundError:
+        pytest.skip("no host")
+    text = Path(str(host)).read_text(encoding="utf-8")
+    found = {
+        x.name
+        for x in ast.parse(text).body
+        if isinstance(x, ast.FunctionDef)
+        and "get_deterministic_algorithms" in ast.unparse(x)
+        and "use_deterministic_algorithms(True)" in ast.unparse(x)
+    }
+    assert found == {name}
+    config, reasons = settings.read({deep_gemm_default.SWITCH: "1"})
+    assert config.deep_gemm_default and reasons == []
+    assert not settings.read({})[0].deep_gemm_default
 
 
 def test_only_the_setting_registers_it() -> None:

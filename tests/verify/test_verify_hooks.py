@@ -60,9 +60,16 @@ def test_attestation_names_the_hook_that_is_off(name: str) -> None:
 
 
 def test_attestation_names_deep_gemm_that_is_not_deterministic() -> None:
-    exact = {"numerics": "bitwise", "test_settings": {"deep_gemm_default": True}}
+    tests: dict[str, object] = {"deep_gemm_default": True}
+    exact = {"numerics": "bitwise", "test_settings": tests}
     info = ServerInfo("tested", "http://h", {}, exact, 512, "x")
-    assert "DeepGEMM's deterministic algorithms are off" in str(hooks_off(info))
+    said = "DeepGEMM's deterministic algorithms are off"
+    assert said in str(hooks_off(info))
+    # Beside a hook that is off, both are named.
+    tests["disabled_hooks"] = ["stop"]
+    assert said in str(hooks_off(info)) and "(stop)" in str(hooks_off(info))
+    tests["deep_gemm_default"] = False
+    assert said not in str(hooks_off(info)) and "(stop)" in str(hooks_off(info))
 
 
 @pytest.mark.parametrize("where", ["tested", "reference", "record", "nowhere"])
