@@ -48,7 +48,7 @@ def _early_reasons(args: Any) -> list[Reason]:
         # A --dtype that is given is judged with the other arguments.
         wanted = str(dtype) if args.dtype == "auto" else "bfloat16"
         reasons += scope.model_reasons(SimpleNamespace(**found), wanted)
-    return reasons
+    return reasons + _beside_reasons(args)
 
 
 def _config_of(folder: str) -> dict[str, Any]:
@@ -115,11 +115,18 @@ def check_arguments(self: Any) -> None:
             # DeepGEMM's sm120 kernel races without this fence.
             install = patching.find_install()
             reasons += patching.reasons(install, patching.load_manifest())
-    reasons += _mask_embedding_reasons(cfg)
-    reasons += _draft_block_reasons(cfg)
-    reasons += worker_reasons(cfg)
+    reasons += _beside_reasons(cfg)
     if reasons:
         raise Refused(reasons)
+
+
+def _beside_reasons(cfg: Any) -> list[Reason]:
+    """Reasons beside the tables of arguments, raw or resolved: draft and workers."""
+    return [
+        *_mask_embedding_reasons(cfg),
+        *_draft_block_reasons(cfg),
+        *worker_reasons(cfg),
+    ]
 
 
 def _mask_embedding_reasons(cfg: Any) -> list[Reason]:

@@ -167,7 +167,7 @@ def changes(before: ServerInfo, after: ServerInfo) -> list[str]:
 
 
 def hooks_off(info: ServerInfo) -> str | None:
-    """A reason why a server's own attestation rules out "verified", or None.
+    """Why a server's own attestation rules out "verified", in one text, or None.
 
     With a hook off it is not the release that makes the promise, and answers that are
     equal all the same say nothing about the release.

@@ -184,7 +184,9 @@ def test_only_such_a_draft_is_looked_at(
 @pytest.mark.parametrize("text", ["{", "[]", "7", "null", "\x00\xff"])
 def test_a_broken_target_is_left_to_the_host(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
-    args = SimpleNamespace(model_path=str(tmp_path), device="cpu", dtype="auto")
+    args = drafting(None, None, None)
+    args.model_path, args.device, args.dtype = str(tmp_path), "cpu", "auto"
+    args.tokenizer_worker_num = 1
     found = [str(reason) for reason in launch._early_reasons(args)]
     assert not any("model architecture" in text for text in found)
     # Control: one that can be read is looked at.
@@ -220,4 +222,8 @@ def test_the_launcher_looks_at_the_draft_and_the_workers(
         launch.check_arguments(args)
     words = ("mask_embedding.pt", "--speculative-num-draft-tokens 2", "--tokenizer")
     found = [str(reason) for reason in refused.value.reasons]
+    assert [word in text for word, text in zip(words, found, strict=True)] == [True] * 3
+    # Also beside a flag that is refused before the arguments are resolved.
+    args.model_path, args.device, args.dtype = str(tmp_path), "cpu", "auto"
+    found = [str(reason) for reason in launch._early_reasons(args)]
     assert [word in text for word, text in zip(words, found, strict=True)] == [True] * 3
