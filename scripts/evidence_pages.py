@@ -28,6 +28,8 @@ def left_out(found: Row, everything: list[Row]) -> str:
     have = {f"{r['arm']} {r['ask']}" for one in same for r in one["rows"]}
     missing = [key for key in found["not_run"] if key not in have]
     parts = [f"Not run: {', '.join(missing)}."] if missing else []
+    if lost := [key for key in found["failed"] if key not in have]:
+        parts.append(f"Without a result: {', '.join(lost)}.")
     parts += [
         f"`{row['arm']}` refused to start, as it shall: `{row['said']}`."
         for row in found["rows"]
@@ -49,7 +51,7 @@ def verifier_page() -> list[str]:
         cells = [
             (r["arm"], r["ask"], a["arm"], a["compared"], a["different"], a["tokens"],
              a["tokens_per_verify"],
-             "equal, cut off" if a["state"] == "not reached" else r["expected"])
+             r["expected"] + ", cut off" * (a["state"] == "not reached"))
             for r in found["rows"]
             for a in r["arms"]
         ]  # fmt: skip

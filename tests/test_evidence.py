@@ -34,13 +34,13 @@ def test_what_was_not_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     evidence_pages = importlib.import_module("evidence_pages")
     ran = {"arm": "dflash", "ask": "long", "expected": "equal"}
     none = {"arm": "off", "ask": "start", "expected": "refused to start", "said": "why"}
-    cut = {"layers": 64, "rows": [], "not_run": ["dflash long"]}
-    other = {"layers": 4, "rows": [ran], "not_run": []}
-    same = {"layers": 64, "rows": [ran, none], "not_run": []}
+    cut = {"layers": 64, "rows": [], "not_run": ["dflash long"], "failed": {}}
+    other = {"layers": 4, "rows": [ran], "not_run": [], "failed": {"mtp": "no server"}}
+    same = {"layers": 64, "rows": [ran, none], "not_run": [], "failed": {}}
     assert evidence_pages.left_out(cut, [cut, other]) == "Not run: dflash long."
     assert evidence_pages.left_out(cut, [cut, same]) == ""
     assert "`off` refused to start" in evidence_pages.left_out(same, [same])
-    assert evidence_pages.left_out(other, [other]) == ""
+    assert evidence_pages.left_out(other, [other]) == "Without a result: mtp."
 
 
 def test_a_changed_figure_shows(tmp_path: Path) -> None:
