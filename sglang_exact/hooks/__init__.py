@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from sglang_exact.hooks import (
     accept,
     attention_verify,
@@ -68,20 +70,23 @@ ALL: tuple[Hook, ...] = (
 ALWAYS_ON = tuple(hook.name for hook in (*launch.HOOKS, *rank.HOOKS))
 
 
+def _test_hook(name: str, module: ModuleType) -> Hook:
+    """The one hook of a module of the rehearsal: TARGET, TYPE and `replacement`."""
+    return Hook(
+        name=f"test_{name}",
+        target=module.TARGET,
+        kind=module.TYPE,
+        replacement=module.replacement,
+        test=True,
+    )
+
+
 def _test_hooks(config: Settings) -> list[Hook]:
     found: list[Hook] = []
     if config.dummy_weights:
         from sglang_exact.rehearsal import dummy_weights
 
-        found.append(
-            Hook(
-                name="test_dummy_weights",
-                target=dummy_weights.TARGET,
-                kind=dummy_weights.TYPE,
-                replacement=dummy_weights.replacement,
-                test=True,
-            )
-        )
+        found.append(_test_hook("dummy_weights", dummy_weights))
     if config.oracle:
         from sglang_exact.rehearsal import oracle
 
@@ -98,15 +103,7 @@ def _test_hooks(config: Settings) -> list[Hook]:
     if config.deep_gemm_default:
         from sglang_exact.rehearsal import deep_gemm_default
 
-        found.append(
-            Hook(
-                name="test_deep_gemm_default",
-                target=deep_gemm_default.TARGET,
-                kind=deep_gemm_default.TYPE,
-                replacement=deep_gemm_default.replacement,
-                test=True,
-            )
-        )
+        found.append(_test_hook("deep_gemm_default", deep_gemm_default))
     return found
 
 
