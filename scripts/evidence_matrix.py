@@ -25,9 +25,11 @@ class Found(NamedTuple):
     equal: int
     compared: int
     layers: int
+    cut_off: bool = False
 
     def __str__(self) -> str:
-        return f"{self.equal:,}/{self.compared:,} ({self.layers} layers)"
+        cut = ", cut off" * self.cut_off
+        return f"{self.equal:,}/{self.compared:,} ({self.layers} layers{cut})"
 
 
 def load(name: str) -> list[Row]:
@@ -38,7 +40,12 @@ def load(name: str) -> list[Row]:
 def verified(server: str, *arms: str) -> list[Found]:
     """What the verifier found of a server, in the named arms of it."""
     return [
-        Found(a["compared"] - a["different"], a["compared"], found["layers"])
+        Found(
+            a["compared"] - a["different"],
+            a["compared"],
+            found["layers"],
+            a["state"] == "not reached",
+        )
         for found in load("gpu/verify-*.json")
         for row in found["rows"]
         for a in row["arms"]
@@ -62,6 +69,20 @@ def proved(arm: str, **wanted: Any) -> list[Found]:
         if row["logprobs_equal"] is not None
         and all(row[key] == value for key, value in wanted.items())
     ]
+
+
+def older(arm: str) -> str:
+    """Answers of an arm whose proof is older than the newest one, or ""."""
+    proofs = [proof for proof in load("gpu/proof-*.json") if proof.get("rows")]
+    newest = max(proof["date"] for proof in proofs)
+    return " and ".join(
+        f"{row['prompts']} answers of {proof['date']}"
+        for proof in proofs
+        for row in proof["rows"]
+        if row["arm"] == arm
+        and row["logprobs_equal"] is not None
+        and proof["date"] < newest
+    )
 
 
 def traffic(*arms: str) -> list[Found]:
@@ -92,7 +113,10 @@ def _added(found: Iterable[Found]) -> str:
     for one in found:
         old = sums.get(one.layers, Found(0, 0, one.layers))
         sums[one.layers] = Found(
-            old.equal + one.equal, old.compared + one.compared, one.layers
+            old.equal + one.equal,
+            old.compared + one.compared,
+            one.layers,
+            old.cut_off or one.cut_off,
         )
     return ", ".join(str(sums[layers]) for layers in sorted(sums, reverse=True))
 

@@ -43,6 +43,32 @@ def test_what_was_not_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert evidence_pages.left_out(other, [other]) == "Without a result: mtp."
 
 
+def test_a_call_that_was_cut_off_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And answers of an earlier proof do; neither is said of the others."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    matrix = importlib.import_module("evidence_matrix")
+    arms = [
+        {"arm": "repeats", "compared": 7, "different": 1, "state": "not reached"},
+        {"arm": "stops", "compared": 5, "different": 0, "state": "verified"},
+    ]
+    verify = {"layers": 4, "rows": [{"arm": "dflash", "arms": arms}]}
+    row = {"arm": "plain-32", "prompts": 9, "logprobs_equal": 9}
+    proofs = [{"date": f"2026-11-{day}", "rows": [row]} for day in (29, 30)]
+    monkeypatch.setattr(
+        matrix, "load", lambda name: [verify] if "verify" in name else proofs
+    )
+    repeats, stops = (
+        matrix.verified("dflash", "repeats"),
+        matrix.verified("dflash", "stops"),
+    )
+    assert matrix._added(repeats) == "6/7 (4 layers, cut off)"
+    assert matrix._added(stops) == "5/5 (4 layers)"
+    assert matrix._added([*stops, *repeats]) == "11/12 (4 layers, cut off)"
+    assert matrix.older("plain-32") == "9 answers of 2026-11-29"
+    proofs.pop()
+    assert matrix.older("plain-32") == ""
+
+
 def test_a_changed_figure_shows(tmp_path: Path) -> None:
     for name in ("README.md", "scripts", "results", "docs"):
         source = ROOT / name
