@@ -141,8 +141,11 @@ async def measure(
 
 def _speeds(rows: Sequence[dict[str, Any]], dataset: str) -> dict[int, float | None]:
     """The plain server's by concurrency, of an earlier call."""
-    found = [row for row in rows if row["plain"] and row["dataset"] == dataset]
-    return {row["concurrency"]: row["tok_s"] for row in found}
+    return {
+        row["concurrency"]: row["tok_s"]
+        for row in rows
+        if row["plain"] and row["dataset"] == dataset and not row["partial"]
+    }
 
 
 def failures(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -151,7 +154,7 @@ def failures(rows: Sequence[dict[str, Any]]) -> list[str]:
         f"{row['title']}, {row['concurrency']} in flight, {row['server']}: "
         f"{row['failed']} requests failed in an earlier call"
         for row in rows
-        if row["failed"]
+        if row["failed"] and not row["partial"]
     ]
 
 
@@ -202,7 +205,9 @@ class Unit:
         """Whether this was measured before."""
         key = (self.dataset.name, self.concurrency, self.served.name)
         return any(
-            (row["dataset"], row["concurrency"], row["server"]) == key for row in rows
+            (row["dataset"], row["concurrency"], row["server"]) == key
+            for row in rows
+            if not row["partial"]
         )
 
     def _requests(self) -> list[Request]:
@@ -298,6 +303,14 @@ class Unit:
         }
 
 
+_KEY = ("dataset", "concurrency", "server")
+
+
 def _keep(recorder: Recorder, row: dict[str, Any]) -> None:
-    recorder.run.exactness = total([*recorder.run.rows, row])
-    recorder.add(row)
+    """Add a row; what an earlier call cut off makes way for it, if it is not less."""
+    cut = [r for r in recorder.run.rows if all(r[k] == row[k] for k in _KEY)]
+    if row["partial"] and any(r["requests"] > row["requests"] for r in cut):
+        return
+    others = [r for r in recorder.run.rows if r not in cut]
+    recorder.run.exactness = total([*others, row])
+    recorder.add(row, *_KEY)

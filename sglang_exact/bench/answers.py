@@ -21,16 +21,14 @@ from sglang_exact.verify.record import sample_from_json, sample_to_json
 class AnswerFile:
     """JSON lines of data set, request and answer.
 
-    `fresh` starts an empty file. A line that an interruption cut off is dropped.
+    A line that an interruption cut off is dropped.
     Raises RunError for a file of another kind.
     """
 
-    def __init__(self, path: Path, *, fresh: bool):
+    def __init__(self, path: Path):
         self.path = path
         self._known: dict[str, dict[str, Sample]] = {}
-        if fresh:
-            path.unlink(missing_ok=True)
-        elif path.exists():
+        if path.exists():
             self._read()
 
     def _read(self) -> None:

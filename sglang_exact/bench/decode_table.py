@@ -228,10 +228,13 @@ async def measure(
         await part.warm_up(ordered)
         kept = list(recorder.run.rows)
         for index in range(plan.rounds):
-            await part.round(index)
-            recorder.run.rows = kept + part.rows()
-            recorder.run.exactness = exactness.total(recorder.run.rows)
-            recorder.save()
+            try:
+                await part.round(index)
+            finally:
+                # Also a round that is cut off: its answers count.
+                recorder.run.rows = kept + part.rows()
+                recorder.run.exactness = exactness.total(recorder.run.rows)
+                recorder.save()
         problems += part.problems
     if not recorder.run.rows:
         raise CannotRun("; ".join(problems))

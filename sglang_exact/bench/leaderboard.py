@@ -28,7 +28,7 @@ from sglang_exact.bench.drive import (
     shorter,
 )
 from sglang_exact.bench.leaderboard_table import summarize
-from sglang_exact.bench.run import BenchRun, Recorder, load, now
+from sglang_exact.bench.run import BenchRun, Recorder, RunError, load, now
 from sglang_exact.bench.run_log import Line, RunLog
 from sglang_exact.bench.servers import Address, Served
 from sglang_exact.verify.model import Sample
@@ -312,11 +312,23 @@ def _line(
 def go_on(run: BenchRun, path: Path, log: RunLog) -> None:
     """Keep what an earlier record at `path` says of the runs that are in the log.
 
-    Raises RunError if there is a file of another kind.
+    Raises RunError if there is a file of another kind, or a record of runs that the log
+    does not hold.
     """
-    if not log.lines or not path.exists():
+    if not path.exists() or not path.stat().st_size:
         return
     old = load(path)
+    here = {(r["configuration"], r["draft_length"]): r["runs"] for r in run.rows}
+    if old.verb != run.verb or any(
+        here.get((row.get("configuration"), row.get("draft_length")), 0)
+        < row.get("runs", 0)
+        for row in old.rows
+    ):
+        raise RunError(
+            f"{path}: found a record of {old.verb} with measurements that {log.path} "
+            "does not hold; expected the record of that run log; fix: name another "
+            "--output-file, or the --csv of that record"
+        )
     run.provenance = old.provenance
     run.settings = {**old.settings, **run.settings}
     run.notes = list(dict.fromkeys(old.notes + run.notes))

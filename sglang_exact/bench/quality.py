@@ -231,8 +231,10 @@ async def measure(
         for text in servers.not_flushed(served.name, await servers.flush(served)):
             recorder.note(text)
         rows = await _ask(plan, served, plain, total, recorder, answers, done)
-        await _grade(plan, served, rows, grader)
-        save(recorder.run, recorder.path)
+        try:
+            await _grade(plan, served, rows, grader)
+        finally:
+            save(recorder.run, recorder.path)
         recorder.note(_cut_note(served.name, rows))
     if any(row["finish"] == "failed" for row in recorder.run.rows):
         recorder.save()

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import datetime
-import os
-import tempfile
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import orjson
 
 from sglang_exact.bench import provenance
+from sglang_exact.view.output import WouldBeLost, write_atomic
 
 SCHEMA = "sglang-exact-bench/1"
 
@@ -66,21 +66,6 @@ def save(run: BenchRun, path: Path) -> None:
     """
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
     write_atomic(path, orjson.dumps(run.to_json(), option=options))
-
-
-def write_atomic(path: Path, raw: bytes) -> None:
-    """Replace `path` by `raw` in one step. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(raw)
-        # mkstemp makes files that only their owner may read.
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def load(path: Path) -> BenchRun:
@@ -168,9 +153,12 @@ def resume(kept: BenchRun, fresh: BenchRun, path: Path) -> BenchRun:
     return fresh
 
 
-def check_same_place(kept: BenchRun, now: dict[str, Any], path: Path) -> None:
+def check_same_place(
+    kept: BenchRun, now: dict[str, Any], path: Path, again: Collection[str] = ()
+) -> None:
     """Raise RunError if rows of provenance `now` cannot stand beside those of `kept`.
 
+    `again` names servers whose rows are measured anew: those may be another set-up.
     Ratios between two machines, or a column of two set-ups, would be the result.
     """
     problems = []
@@ -181,7 +169,7 @@ def check_same_place(kept: BenchRun, now: dict[str, Any], path: Path) -> None:
     measured = {row.get("server") for row in kept.rows}
     for server in now.get("servers", []):
         name = server["name"]
-        if name in known and name in measured:
+        if name in known and name in measured and name not in again:
             lines = provenance.apart(known[name], server)
             problems += [f"another server {name} ({'; '.join(lines)})"] if lines else []
     if problems:
@@ -203,9 +191,15 @@ class Recorder:
         """Write the record as it is now."""
         save(self.run, self.path)
 
-    def add(self, row: dict[str, Any]) -> None:
-        """Append one row of measurements."""
-        self.run.rows.append(row)
+    def add(self, row: dict[str, Any], *known_by: str) -> None:
+        """Append one row of measurements.
+
+        It takes the place of an earlier one that is equal in all keys of `known_by`.
+        """
+        rows = self.run.rows
+        if known_by:
+            rows = [r for r in rows if any(r.get(k) != row[k] for k in known_by)]
+        self.run.rows = [*rows, row]
         save(self.run, self.path)
 
     def note(self, text: str) -> None:
@@ -220,3 +214,57 @@ class Recorder:
             self.run.exactness = exactness
         self.run.complete = True
         save(self.run, self.path)
+
+
+class Output:
+    """The file of a record, and what must not be lost where it is to lie.
+
+    `beside` are the files that a verb keeps next to it; `resume` says whether to go on
+    with what is there, None for a verb that cannot.
+    """
+
+    def __init__(
+        self, path: Path, beside: Sequence[Path] = (), resume: bool | None = None
+    ):
+        self.path, self.beside, self.resume = path, tuple(beside), resume
+        self._recorder: Recorder | None = None
+
+    def earlier(self) -> BenchRun | None:
+        """The record to go on with, None where a new one begins.
+
+        A record without a row is no loss. Raises RunError for a file that is not a
+        record, WouldBeLost where a new record would cost measurements.
+        """
+        there = [p for p in (self.path, *self.beside) if _holds_something(p)]
+        if self.path in there and self.resume:
+            return load(self.path)
+        if there and not (there == [self.path] and _is_empty_record(self.path)):
+            go_on = "" if self.resume is None else ", or go on with it by --resume"
+            raise WouldBeLost(
+                f"--output-file {self.path}: found {', '.join(map(str, there))}, "
+                "expected no measurements there; fix: name another --output-file"
+                f"{go_on if self.path in there else ''}"
+            )
+        return None
+
+    def record(self, run: BenchRun) -> Recorder:
+        """Begin to write `run`."""
+        self._recorder = Recorder(run, self.path)
+        return self._recorder
+
+    def held(self) -> Path | None:
+        """The record, once this run writes it and there is a row in it."""
+        return self.path if self._recorder and self._recorder.run.rows else None
+
+
+def _holds_something(path: Path) -> bool:
+    if path.is_dir():
+        return any(path.iterdir())
+    return path.exists() and path.stat().st_size > 0
+
+
+def _is_empty_record(path: Path) -> bool:
+    try:
+        return not load(path).rows
+    except RunError:
+        return False

@@ -13,9 +13,10 @@ from sglang_exact.bench import accept as measuring
 from sglang_exact.bench import accept_table, provenance, published, servers
 from sglang_exact.bench import datasets as data
 from sglang_exact.bench.answers import AnswerFile
-from sglang_exact.bench.run import BenchRun, Recorder, load
+from sglang_exact.bench.run import BenchRun, Output
 from sglang_exact.bench.run import resume as resumed
 from sglang_exact.cli import bench_shared as shared
+from sglang_exact.view.output import check_pages
 
 ALL = ",".join(data.KNOWN)
 Datasets = Annotated[
@@ -84,12 +85,15 @@ def accept(
 ) -> None:
     """Speed-up and acceptance length on GSM8K, MATH-500, HumanEval, MBPP, MT-Bench."""
     path = shared.output_path(output_file, "accept")
+    kept_answers = path.with_suffix(".plain.jsonl")
+    output = Output(path, [kept_answers], resume)
     run = BenchRun("accept", label, list(note or []), command=shared.command())
 
     async def work() -> list[str]:
+        check_pages({"--markdown": markdown}, {"--output-file": path})
         figures = published.load(published_file) if published_file else published.CARD
         addresses = servers.parse(server or [], api_key)
-        kept = load(path) if resume and path.exists() else None
+        kept = output.earlier()
         known = [address.name for address in addresses]
         known += [row["server"] for row in kept.rows] if kept is not None else []
         base = servers.choose_plain(known, plain)
@@ -124,11 +128,10 @@ def accept(
             measuring.check(opened, base, plan)
             lost = []
             if kept is not None:
-                kept.rows = [row for row in kept.rows if not row["partial"]]
                 resumed(kept, run, path)
                 lost = measuring.failures(run.rows)
-            answers = AnswerFile(path.with_suffix(".plain.jsonl"), fresh=kept is None)
-            recorder = Recorder(run, path)
+            answers = AnswerFile(kept_answers)
+            recorder = output.record(run)
             names = [served.name for served in opened]
             with shared.bar(measuring.left_over(run.rows, plan, names)) as display:
                 problems = lost + await measuring.measure(
@@ -140,4 +143,4 @@ def accept(
         shared.show([*shown, published.table()], path, markdown)
         return missing + problems
 
-    shared.leave(shared.execute(work(), path), path)
+    shared.leave(shared.execute(work(), output.held), path)

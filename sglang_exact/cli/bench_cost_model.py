@@ -12,9 +12,10 @@ from sglang_exact.bench import cost_model as modelling
 from sglang_exact.bench import cost_model_inputs as inputs
 from sglang_exact.bench import cost_model_table as showing
 from sglang_exact.bench.drive import CannotRun
-from sglang_exact.bench.run import BenchRun, Recorder
+from sglang_exact.bench.run import BenchRun, Output
 from sglang_exact.cli import bench_shared as shared
 from sglang_exact.cli.bench_shared import Label, Notes, OutputFile
+from sglang_exact.view.output import check_pages
 
 
 def cost_model(
@@ -65,9 +66,13 @@ def cost_model(
     ] = None,
 ) -> None:
     """Predict speed over acceptance length and draft width from measured steps."""
-    output = shared.output_path(output_file, "cost-model")
+    path = shared.output_path(output_file, "cost-model")
+    output = Output(path)
 
     async def work() -> list[str]:
+        pages = {"--markdown": markdown, "--plot": plot}
+        check_pages(pages, {"--output-file": path})
+        output.earlier()
         loaded = inputs.read(run_files)
         inputs.check_setups(loaded)
         name, steps = inputs.choose(
@@ -100,11 +105,11 @@ def cost_model(
                 checked,
             ),
         )
-        Recorder(run, output).finish()
-        shared.show(showing.tables(run), output, markdown)
+        output.record(run).finish()
+        shared.show(showing.tables(run), path, markdown)
         return shared.draw(lambda: showing.plot(run, plot)) if plot is not None else []
 
-    shared.leave(shared.execute(work()), output)
+    shared.leave(shared.execute(work(), output.held), path)
 
 
 def _numbers(text: str, least: float) -> list[float]:

@@ -11,8 +11,9 @@ import typer
 
 from sglang_exact.bench import decode_table as measuring
 from sglang_exact.bench import provenance, servers
-from sglang_exact.bench.run import BenchRun, Recorder
+from sglang_exact.bench.run import BenchRun, Output
 from sglang_exact.cli import bench_shared as shared
+from sglang_exact.view.output import check_pages
 
 LENGTHS = ",".join(map(str, measuring.LENGTHS))
 Lengths = Annotated[
@@ -63,9 +64,12 @@ def decode_table(
 ) -> None:
     """Decode speed and time to first token, exact against not exact, in one run."""
     path = shared.output_path(output_file, "decode-table")
+    output = Output(path)
     run = BenchRun("decode-table", label, list(note or []), command=shared.command())
 
     async def work() -> list[str]:
+        check_pages({"--markdown": markdown}, {"--output-file": path})
+        output.earlier()
         addresses = servers.parse(server or [], api_key)
         known = [address.name for address in addresses]
         reference = servers.choose_plain(known, plain)
@@ -91,7 +95,7 @@ def decode_table(
                 if served.name == reference:
                     servers.check_plain(served)
             measuring.check(opened, plan)
-            recorder = Recorder(run, path)
+            recorder = output.record(run)
             with shared.bar(plan.tokens(len(opened))) as display:
                 problems = await measuring.measure(
                     opened, reference, against, plan, recorder, display
@@ -103,4 +107,4 @@ def decode_table(
         shared.show([measuring.table(run)], path, markdown)
         return problems
 
-    shared.leave(shared.execute(work(), path), path)
+    shared.leave(shared.execute(work(), output.held), path)

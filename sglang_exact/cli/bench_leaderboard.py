@@ -14,6 +14,7 @@ from sglang_exact.bench.drive import CannotRun
 from sglang_exact.bench.run import BenchRun, Recorder
 from sglang_exact.bench.run_log import RunLog
 from sglang_exact.cli import bench_shared as shared
+from sglang_exact.view.output import check_pages
 
 Servers = Annotated[
     list[str] | None,
@@ -80,9 +81,18 @@ def leaderboard(
 ) -> None:
     """One prompt, every draft length, every drafter: best mean speed."""
     path = output_file or csv.with_suffix(".json")
+    logs: list[RunLog] = []
     run = BenchRun("leaderboard", label, list(note or []), command=shared.command())
 
     async def work() -> list[str]:
+        check_pages(
+            {
+                "--output-file": None if path.exists() else path,
+                "--markdown": markdown,
+                "--plot": plot,
+            },
+            {"--csv": csv, "record": path if path.exists() else None},
+        )
         if plot is not None and not plotting.available():
             typer.echo(plotting.MISSING, err=True)
         addresses = servers.parse(server, api_key) if server else []
@@ -96,6 +106,7 @@ def leaderboard(
             )
         plan = board.Plan(runs, max_new_tokens, prompt_file, prompt, seed)
         log = RunLog(csv)
+        logs.append(log)
         run.settings = {
             "runs": runs,
             "max_new_tokens": max_new_tokens,
@@ -105,6 +116,7 @@ def leaderboard(
             "temperature": 0,
             "ignore_eos": True,
         }
+        run.rows, run.exactness = leaderboard_table.summarize(log.lines, plain)
         board.go_on(run, path, log)
         recorder = Recorder(run, path)
         total = board.planned_tokens(plan, log, everything)
@@ -123,7 +135,10 @@ def leaderboard(
             recorder.finish()
         return problems
 
-    problems = shared.execute(work(), csv)
+    def held() -> Path | None:
+        return csv if logs and logs[0].lines else None
+
+    problems = shared.execute(work(), held)
     shared.show(leaderboard_table.tables(run), path, markdown)
     typer.echo(f"runs: {csv}")
     if plot is not None:

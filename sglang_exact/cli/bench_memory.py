@@ -13,7 +13,7 @@ from sglang_exact.bench import memory as measuring
 from sglang_exact.bench import provenance, servers
 from sglang_exact.bench.drive import CannotRun
 from sglang_exact.bench.memory import Device, NoNvml
-from sglang_exact.bench.run import BenchRun, Recorder, check_same_place, load
+from sglang_exact.bench.run import BenchRun, Output, check_same_place
 from sglang_exact.bench.servers import Served
 from sglang_exact.cli import bench_shared as shared
 from sglang_exact.cli.bench_shared import (
@@ -25,6 +25,7 @@ from sglang_exact.cli.bench_shared import (
     Servers,
     Timeout,
 )
+from sglang_exact.view.output import check_pages
 
 
 def memory(
@@ -52,14 +53,16 @@ def memory(
     On one GPU, measure one server at a time and add the other with --resume: NVML does
     not say whose memory it is.
     """
-    output = shared.output_path(output_file, "memory")
+    path = shared.output_path(output_file, "memory")
+    output = Output(path, resume=resume)
 
     async def work() -> list[str]:
+        check_pages({"--markdown": markdown}, {"--output-file": path})
         addresses = servers.parse(server or [], api_key)
-        kept = load(output) if resume and output.exists() else None
+        kept = output.earlier()
         if kept is not None and kept.verb != "memory":
             raise CannotRun(
-                f"--resume: found a {kept.verb} record in {output}; expected memory"
+                f"--resume: found a {kept.verb} record in {path}; expected memory"
             )
         known = [a.name for a in addresses]
         known += [row["server"] for row in kept.rows] if kept else []
@@ -72,10 +75,10 @@ def memory(
             run, problems = await _measure(
                 found, base, kept, gpu_index, label, note or [], output
             )
-        shared.show([measuring.table(run)], output, markdown)
+        shared.show([measuring.table(run)], path, markdown)
         return problems
 
-    shared.leave(shared.execute(work(), output), output)
+    shared.leave(shared.execute(work(), output.held), path)
 
 
 async def _measure(
@@ -85,7 +88,7 @@ async def _measure(
     gpu_index: int | None,
     label: str,
     notes: list[str],
-    output: Path,
+    output: Output,
 ) -> tuple[BenchRun, list[str]]:
     gpu, why = _gpu(found, gpu_index)
     run = kept or BenchRun(
@@ -95,14 +98,14 @@ async def _measure(
         settings={"unit": "GiB"},
     )
     names = {one.name for one in found}
-    run.rows = [row for row in run.rows if row["server"] not in names]
     run.complete = False
     facts = provenance.collect([one.facts for one in found])
-    check_same_place(run, facts, output)
-    before = run.provenance.get("servers", [])
-    facts["servers"][:0] = [s for s in before if s["name"] not in names]
-    run.provenance = facts
-    recorder = Recorder(run, output)
+    check_same_place(run, facts, output.path, names)
+    # What an earlier call measured stays, with its set-up, until it is measured anew.
+    measured = {row["server"] for row in run.rows}
+    before = [s for s in run.provenance.get("servers", []) if s["name"] in measured]
+    run.provenance = {**facts, "servers": before}
+    recorder = output.record(run)
     for text in [*notes, *servers.setup_notes(found), *([why] if why else [])]:
         recorder.note(text)
     problems = []
@@ -112,7 +115,9 @@ async def _measure(
         except CannotRun as error:
             problems.append(str(error))
             continue
-        recorder.add(measuring.row(one, usage, one.name == base, gpu))
+        known = run.provenance["servers"]
+        known[:] = [*(s for s in known if s["name"] != one.name), one.facts]
+        recorder.add(measuring.row(one, usage, one.name == base, gpu), "server")
     if not problems:
         recorder.finish()
     return run, problems

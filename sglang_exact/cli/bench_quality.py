@@ -14,7 +14,7 @@ from sglang_exact.bench import quality as grading
 from sglang_exact.bench.drive import CannotRun
 from sglang_exact.bench.grading import Grader, GraderMissing
 from sglang_exact.bench.quality_table import tables
-from sglang_exact.bench.run import BenchRun, Recorder
+from sglang_exact.bench.run import BenchRun, Output
 from sglang_exact.bench.servers import Address, Served
 from sglang_exact.cli import bench_shared as shared
 from sglang_exact.cli.bench_shared import (
@@ -26,6 +26,7 @@ from sglang_exact.cli.bench_shared import (
     Servers,
     Timeout,
 )
+from sglang_exact.view.output import check_pages
 
 
 def quality(
@@ -62,9 +63,13 @@ def quality(
     ] = None,
 ) -> None:
     """Grade the same problems on every server, problem by problem."""
-    output = shared.output_path(output_file, "quality")
+    path = shared.output_path(output_file, "quality")
+    answers = path.with_suffix(".answers.jsonl")
+    output = Output(path, [answers])
 
     async def work() -> list[str]:
+        check_pages({"--markdown": markdown}, {"--output-file": path})
+        output.earlier()
         addresses = servers.parse(server or [], api_key)
         base = servers.choose_plain([a.name for a in addresses], plain)
         try:
@@ -88,9 +93,7 @@ def quality(
                 settings=plan.settings(grader.version),
                 provenance=provenance.collect([one.facts for one in found]),
             )
-            recorder = Recorder(run, output)
-            answers = output.with_suffix(".answers.jsonl")
-            answers.unlink(missing_ok=True)
+            recorder = output.record(run)
             count = len(problems.problems)
             with shared.bar(count * len(found)) as bar:
                 await grading.measure(
@@ -102,14 +105,14 @@ def quality(
                     begin=lambda text: bar.begin(text, count),
                     done=lambda: bar.advance(1),
                 )
-        shared.show(tables(run), output, markdown)
+        shared.show(tables(run), path, markdown)
         return [
             f"{row['server']}, {row['problem']}: {row['why']}"
             for row in run.rows
             if row["finish"] == "failed"
         ]
 
-    shared.leave(shared.execute(work(), output), output)
+    shared.leave(shared.execute(work(), output.held), path)
 
 
 async def _open(

@@ -10,8 +10,9 @@ import typer
 
 from sglang_exact.bench import report as reporting
 from sglang_exact.bench import report_runs
-from sglang_exact.bench.run import now, write_atomic
+from sglang_exact.bench.run import now
 from sglang_exact.cli import bench_shared as shared
+from sglang_exact.view.output import WouldBeLost, check_pages, write_atomic
 
 
 def report(
@@ -30,6 +31,11 @@ def report(
     Records of different set-ups keep tables of their own. A file that cannot be read is
     named, the others are reported; the status is 2 then.
     """
+    pages = {"--html": html, "--markdown": markdown}
+    try:
+        check_pages(pages, {str(path): path for path in run_files})
+    except WouldBeLost as error:
+        shared.cannot(str(error))
     found, problems = report_runs.load_all(run_files)
     if not found:
         shared.cannot(f"{'; '.join(problems)}; expected at least one record")

@@ -8,6 +8,7 @@ interrupted. Tables go to stdout, progress and errors to stderr.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -20,10 +21,11 @@ from rich.console import Console
 from sglang_exact.bench import provenance, tables
 from sglang_exact.bench.drive import CannotRun
 from sglang_exact.bench.plotting import NoPlot
-from sglang_exact.bench.run import RunError, now, write_atomic
+from sglang_exact.bench.run import RunError, now
 from sglang_exact.bench.tables import TableData
 from sglang_exact.verify.client import Failed
 from sglang_exact.verify.console import Bar
+from sglang_exact.view.output import write_atomic
 
 COULD_NOT_RUN = 2
 INTERRUPTED = 130
@@ -69,7 +71,8 @@ def output_path(path: Path | None, verb: str, suffix: str = ".json") -> Path:
     if path is not None:
         return path
     stamp = now().replace("-", "").replace(":", "").partition("+")[0]
-    return Path(f"sglang-exact-bench-{verb}-{stamp}Z{suffix}")
+    # Two runs may start in the same second.
+    return Path(f"sglang-exact-bench-{verb}-{stamp}Z-{os.getpid()}{suffix}")
 
 
 def say(text: str) -> None:
@@ -156,23 +159,26 @@ async def _stoppable(work: Coroutine[Any, Any, T]) -> T:
     return await work
 
 
-def execute(work: Coroutine[Any, Any, T], kept: Path | None = None) -> T:
+def execute(
+    work: Coroutine[Any, Any, T], held: Callable[[], Path | None] = lambda: None
+) -> T:
     """Run a measurement; turn what stops it into a message and an exit status.
 
-    `kept` is the file that holds what was measured until then.
+    `held` gives the file that holds what this run measured until then, None if there is
+    nothing.
     """
-    held = f"; what was measured is in {kept}" if kept is not None else ""
     try:
         return asyncio.run(_stoppable(work))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        typer.echo(f"interrupted{held if kept and kept.exists() else ''}", err=True)
+        typer.echo(f"interrupted{_measured(held())}", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    except (CannotRun, Failed, RunError, ValueError, OSError) as error:
-        cannot(f"{error}{held if kept and kept.exists() else ''}")
     except Exception as error:
         # Whatever a server may have caused, the user gets one line and status 2.
-        found = _flat(error)
-        cannot(f"{found}{held if kept and kept.exists() else ''}")
+        cannot(f"{_flat(error)}{_measured(held())}")
+
+
+def _measured(path: Path | None) -> str:
+    return "" if path is None else f"; what was measured is in {path}"
 
 
 def _flat(error: BaseException) -> str:

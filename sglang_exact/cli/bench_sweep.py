@@ -13,7 +13,7 @@ import typer
 from sglang_exact.bench import aiperf, provenance, servers, sweep_table
 from sglang_exact.bench import sweep as sweeping
 from sglang_exact.bench.drive import CannotRun
-from sglang_exact.bench.run import BenchRun, Recorder, load
+from sglang_exact.bench.run import BenchRun, Output
 from sglang_exact.bench.run import resume as resumed
 from sglang_exact.cli import bench_shared as shared
 from sglang_exact.cli.bench_shared import (
@@ -26,6 +26,7 @@ from sglang_exact.cli.bench_shared import (
     Servers,
     Timeout,
 )
+from sglang_exact.view.output import check_pages
 
 
 class Endpoint(StrEnum):
@@ -79,13 +80,16 @@ def sweep(
     ] = None,
 ) -> None:
     """Speed over context length at ISL = OSL, through aiperf."""
-    output = shared.output_path(output_file, "sweep")
+    path = shared.output_path(output_file, "sweep")
+    artifacts = path.with_suffix(".aiperf").absolute()
+    output = Output(path, [artifacts], resume)
 
     async def work() -> list[str]:
+        check_pages({"--markdown": markdown, "--plot": plot}, {"--output-file": path})
+        kept = output.earlier()
         program = aiperf.executable(aiperf_path)
         await aiperf.version(program)
         addresses = servers.parse(server or [], api_key)
-        kept = load(output) if resume and output.exists() else None
         known = [a.name for a in addresses]
         if kept is not None:
             known += [row["server"] for row in kept.rows]
@@ -96,7 +100,7 @@ def sweep(
                 _ints(warmups, "--warmups"),
             ),
             program,
-            output.with_suffix(".aiperf").absolute(),
+            artifacts,
             tokenizer,
             endpoint.value,
             seed,
@@ -109,8 +113,8 @@ def sweep(
                     servers.check_plain(one)
             # Before the record is written: a load that no server can take makes none.
             sweeping.check(plan, found)
-            run = _record(kept, plan, found, label, note or [], output)
-            recorder = Recorder(run, output)
+            run = _record(kept, plan, found, label, note or [], path)
+            recorder = output.record(run)
             await sweeping.measure(
                 plan,
                 found,
@@ -118,13 +122,13 @@ def sweep(
                 key=api_key,
                 say=lambda t: typer.echo(t, err=True),
             )
-        shared.show([sweep_table.table(run)], output, markdown)
+        shared.show([sweep_table.table(run)], path, markdown)
         failed = sweeping.failures(run.rows)
         if plot is not None:
             failed += shared.draw(lambda: sweep_table.plot(run, plot))
         return failed
 
-    shared.leave(shared.execute(work(), output), output)
+    shared.leave(shared.execute(work(), output.held), path)
 
 
 def _record(

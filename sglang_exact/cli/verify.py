@@ -37,6 +37,7 @@ from sglang_exact.verify.fleet import Address
 from sglang_exact.verify.plan import Settings
 from sglang_exact.verify.record import RecordError, RecordLost
 from sglang_exact.verify.runner import Options
+from sglang_exact.view.output import WouldBeLost, check_pages
 
 T = TypeVar("T")
 # Every request of a run is kept in memory.
@@ -237,6 +238,14 @@ def verify(
         skip_tokenizer_init,
         request_timeout,
     )
+    _check_pages(
+        {"--html": html, "--json": json_file, "--submit-row": submit_row},
+        {
+            "--output-file": inputs.output,
+            "--reference": reference_file,
+            "--prompts": prompts,
+        },
+    )
     run = _run(session.verify(inputs, _display))
     finish(run, output_format is OutputFormat.json, json_file, html, submit_row)
 
@@ -295,6 +304,8 @@ def report(
     output_format: Format = OutputFormat.text,
 ) -> None:
     """Show a record again, as text, JSON or a page."""
+    pages = {"--html": html, "--json": json_file, "--submit-row": submit_row}
+    _check_pages(pages, {"the record": record_file})
     try:
         run = session.load_run(record_file)
     except (RecordError, ValueError) as error:
@@ -336,6 +347,15 @@ def _output(path: Path | None, resume: bool, kind: str) -> Path:
     stamp = session.now().replace("-", "").replace(":", "").partition("+")[0]
     # Two runs may start in the same second.
     return Path(f"sglang-exact-{kind}-{stamp}Z-{os.getpid()}.jsonl")
+
+
+def _check_pages(
+    pages: dict[str, Path | None], measured: dict[str, Path | None]
+) -> None:
+    try:
+        check_pages(pages, measured)
+    except WouldBeLost as error:
+        cannot(str(error))
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from sglang_exact.bench import accept
-from sglang_exact.bench.run import write_atomic
 from sglang_exact.verify.model import Sample
 from sglang_exact.verify.record import sample_from_json, sample_to_json
+from sglang_exact.view.output import write_atomic
 
 SUMMARY = "gpu-bench.json"
 

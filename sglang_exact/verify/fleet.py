@@ -140,7 +140,8 @@ async def connect(
 
     Raises Failed with every server that does not answer.
     """
-    servers, problems = [], []
+    servers: list[Server] = []
+    problems: dict[str, list[str]] = {}
     for number, address in enumerate(addresses):
         client = await stack.enter_async_context(
             Client(address.url, key=address.key, timeout=timeout)
@@ -150,11 +151,14 @@ async def connect(
         try:
             info = await server_facts.inspect(client, label, vocab_size)
         except (Lost, Refused) as error:
-            problems.append(f"{label} server {client.url}: {error}")
+            # One server may have two roles: what is wrong with it is said once.
+            problems.setdefault(f"server {client.url}: {error}", []).append(label)
             continue
         servers.append(Server(label, address.role, client, await _steady(client, info)))
     if problems:
-        raise Failed("; ".join(problems))
+        raise Failed(
+            "; ".join(f"{' and '.join(names)} {why}" for why, names in problems.items())
+        )
     return Fleet(servers)
 
 

@@ -85,7 +85,7 @@ def _speculates(evidence: Evidence, answered: list[Outcome]) -> list[str]:
     known = [o.counters.correct for o in wanted if o.counters.correct is not None]
     accepted = sum(known) if len(known) == len(wanted) else tokens - len(wanted) - steps
     if accepted <= 0:
-        return [f"no draft was accepted in {steps} verify steps (acceptance length 1)"]
+        return [f"no draft was accepted in {steps} verify steps"]
     return []
 
 

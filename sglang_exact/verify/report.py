@@ -23,6 +23,7 @@ from sglang_exact.verify.model import (
     VERIFIED,
 )
 from sglang_exact.verify.summary import Run
+from sglang_exact.view.output import write_atomic
 
 STYLES = {
     VERIFIED: "green",
@@ -49,6 +50,8 @@ def html(run: Run) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    # A state is one class, not one for each of its words.
+    env.filters["word"] = lambda text: text.replace(" ", "-")
     result = summary.to_json(run)
     return env.get_template("report.html.j2").render(
         result=result,
@@ -86,15 +89,12 @@ def write_files(
     run: Run, *, json_file: Path | None, html_file: Path | None, row_file: Path | None
 ) -> None:
     """Write the files that were asked for."""
-    for path in (json_file, html_file, row_file):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
     if json_file is not None:
-        json_file.write_bytes(json_bytes(summary.to_json(run)))
+        write_atomic(json_file, json_bytes(summary.to_json(run)))
     if html_file is not None:
-        html_file.write_text(html(run), encoding="utf-8")
+        write_atomic(html_file, html(run).encode())
     if row_file is not None:
-        row_file.write_bytes(orjson.dumps(evidence_row(run)) + b"\n")
+        write_atomic(row_file, orjson.dumps(evidence_row(run)) + b"\n")
 
 
 def print_result(run: Run, console: Console) -> None:

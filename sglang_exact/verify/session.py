@@ -189,7 +189,8 @@ async def record_reference(inputs: Inputs, display: DisplayFactory) -> list[str]
         runner = Runner(plan, fleet, writer, shown, inputs.options, references)
         await runner.record_references()
         writer.end(_end(now(), fleet, interrupted=False))
-        problems = [p.refusal for p in plan.arms if p.refusal]
+        # Arms of one kind are refused for one reason.
+        problems = list(dict.fromkeys(p.refusal for p in plan.arms if p.refusal))
         problems += [
             f"the server came back with another set-up: {c}" for c in _changed(fleet)
         ]

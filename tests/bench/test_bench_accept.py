@@ -325,16 +325,14 @@ def test_a_part_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
 
 def test_answers_outlive_their_server(tmp_path: Path) -> None:
     path = tmp_path / "a" / "run.plain.jsonl"
-    kept = AnswerFile(path, fresh=True)
+    kept = AnswerFile(path)
     sample = Sample((1, 2), (3212836864, None), finish="length:2")
     kept.add("own", {"own-0000": sample})
     path.write_bytes(path.read_bytes() + b'{"dataset": "own", "requ')
-    again = AnswerFile(path, fresh=False)
+    again = AnswerFile(path)
     assert again.of("own") == {"own-0000": sample} and again.of("other") == {}
     again.add("own", {"own-0001": sample})
-    assert len(AnswerFile(path, fresh=False).of("own")) == 2
-    AnswerFile(path, fresh=True)
-    assert not path.exists()
+    assert len(AnswerFile(path).of("own")) == 2
     path.write_text("{}\n")
     with pytest.raises(RunError, match="line 1: found no answer"):
-        AnswerFile(path, fresh=False)
+        AnswerFile(path)

@@ -312,14 +312,13 @@ def test_the_key_is_used_and_kept_nowhere(tmp_path: Path) -> None:
 
 def test_statuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "run.json"
-    kept.write_text("{}")
 
     def status(error: BaseException) -> int:
         async def fail() -> None:
             raise error
 
         with pytest.raises(typer.Exit) as left:
-            bench_shared.execute(fail(), kept)
+            bench_shared.execute(fail(), lambda: kept)
         return left.value.exit_code
 
     assert status(CannotRun("found this")) == 2

@@ -13,7 +13,9 @@ from verify_runs import against, inputs, reasons, settings, silent, states
 
 from sglang_exact.verify import record, session, summary
 from sglang_exact.verify.arms import REFERENCE, TESTED
+from sglang_exact.verify.client import Client
 from sglang_exact.verify.fleet import Address
+from sglang_exact.verify.plan import build
 
 ARMS = "speculation,seeds,long-2k,stops"
 
@@ -173,3 +175,26 @@ def test_interruption_keeps_what_was_answered(tmp_path: Path) -> None:
     assert summary.counts(run.results[0].outcomes)[0] >= 1
     assert summary.to_json(run)["partial"] is True
     assert session.load_run(tmp_path / "run.jsonl").interrupted
+
+
+def test_one_reason_of_many_arms_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every long arm lacks the vocabulary size: one line, not one for each arm."""
+
+    async def unknown(_: object) -> None:
+        return None
+
+    monkeypatch.setattr(Client, "vocab_size", unknown)
+    plan = settings("speculation,long-2k,long-8k")
+    refused = [p for p in build(plan, by_ids=False, vocab_size=None).arms if p.refusal]
+    assert len(refused) > 1
+
+    async def go() -> list[str]:
+        async with FakeServer(speculative=False) as plain:
+            return await session.record_reference(
+                inputs(plain, plain, tmp_path, plan), silent
+            )
+
+    said = [line for line in asyncio.run(go()) if "vocabulary size" in line]
+    assert said == [refused[0].refusal]

@@ -17,6 +17,7 @@ from verify_runs import against, settings
 from sglang_exact.verify import plots, report, summary
 
 EVIL = "<script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&"
+GREEN_OR_RED = ("verified", "diverged", "not-offered")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "headless_shell")
 
 
@@ -80,6 +81,26 @@ def test_page_without_answers(tmp_path: Path) -> None:
     page = report.html(run)
     assert "NOT VERIFIED" in page
     assert "No answer was compared" in page or "positions" in page
+
+
+@pytest.mark.parametrize(
+    ("lies", "verdict"),
+    [
+        (Lies({"garbage"}), "not-verified"),
+        (Lies({"logprob-bit"}), "divergence"),
+        (Lies(), "verified"),
+    ],
+)
+def test_a_verdict_is_one_class(lies: Lies, verdict: str, tmp_path: Path) -> None:
+    """Only the page of a verified run is green: a class has no space in it."""
+    run = asyncio.run(against(FakeServer(lies=lies), tmp_path))
+    classes = [v for n, v in parsed(report.html(run)).attributes if n == "class" and v]
+    (headline,) = [c for c in classes if c.startswith("headline ")]
+    assert headline.split() == ["headline", verdict]
+    states = {r.state.replace(" ", "-") for r in run.results}
+    assert {c.split()[1] for c in classes if c.startswith("state ")} == states
+    for state in states:
+        assert f".{state}" in report.html(run) or state not in GREEN_OR_RED
 
 
 def test_verified_page_says_zero_everywhere(tmp_path: Path) -> None:
