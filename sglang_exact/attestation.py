@@ -60,9 +60,11 @@ def host_fingerprint(names: Iterable[str]) -> str:
 def numerics(settings: Settings, device: str, pinned: bool) -> str:
     """`bitwise` only where the bits were proven: pinned host, all hooks, a GPU.
 
-    `pinned`: every target and kernel of the host has the source of its pin.
+    `pinned`: every target and kernel of the host has the source of its pin, and every
+    package below it the version of its pin. A rehearsal checks no GPU.
     """
     changed = settings.disabled_hooks or settings.deep_gemm_default
+    changed = changed or settings.rehearsal
     if not pinned or changed or not device.startswith("cuda"):
         return UNVERIFIED
     return BITWISE
@@ -97,9 +99,10 @@ def record(settings: Settings, facts: dict[str, Any]) -> dict[str, Any]:
 
     names = hooks.pinned_names()
     pinned = not compat.reasons(names)
+    other = [reason.found for reason in compat.stack_reasons()]
     return {
         "version": __version__,
-        "numerics": numerics(settings, facts["device"], pinned),
+        "numerics": numerics(settings, facts["device"], pinned and not other),
         "promise": (
             "same token ids and logprobs as plain decode under this overlay, same GPU "
             "model, dtype and tensor-parallel size"
@@ -110,6 +113,7 @@ def record(settings: Settings, facts: dict[str, Any]) -> dict[str, Any]:
         "hooks": [h.name for h in hooks.select(settings, hooks.SCHEDULER)],
         "digest": digest(),
         "stack": host.stack_versions(),
+        "not_pinned": other,
         "python": ".".join(map(str, sys.version_info[:3])),
         "small_m": settings.small_m,
         "self_test": selftest.last_report(),
@@ -122,13 +126,15 @@ def record(settings: Settings, facts: dict[str, Any]) -> dict[str, Any]:
 def log_line(found: dict[str, Any]) -> str:
     """The one line per process that the log carries."""
     pinned = "pinned" if found["host_pinned"] else "NOT pinned"
+    packages = ", ".join(found["not_pinned"])
+    other = f", NOT pinned: {packages}" if packages else ""
     tests = (
         f", TEST SETTINGS {found['test_settings']}" if found["test_settings"] else ""
     )
     return (
         f"sglang_exact {found['version']}: {found['numerics']}, "
         f"{len(found['hooks'])} hooks, host {found['host_version']} ({pinned}), "
-        f"digest {found['digest'][:12]}{tests}"
+        f"digest {found['digest'][:12]}{other}{tests}"
     )
 
 

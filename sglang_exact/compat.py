@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from sglang_exact import host
 from sglang_exact.reasons import Reason
+from sglang_exact.settings import Settings
 
 FIX = "pip install 'sglang==0.5.23' (the pinned release)"
 
@@ -142,10 +143,10 @@ def reasons(names: list[str]) -> list[Reason]:
     return found + target_reasons(pins, names)
 
 
-def stack_notes() -> list[Reason]:
+def stack_reasons() -> list[Reason]:
     """Packages whose version differs from the one the evidence was made with.
 
-    These are notes, not refusals: the start-up self-test decides on the device.
+    Their code makes the bits, and the start-up self-test sees only some of it.
     """
     pins = load(host.version("sglang") or "")
     if pins is None:
@@ -154,9 +155,20 @@ def stack_notes() -> list[Reason]:
     return [
         Reason(
             f"{name} {found.get(name) or 'none'}",
-            expected,
-            f"pip install {name}=={expected}",
+            f"{name} {expected}, with which the bits were compared",
+            f"pip install --force-reinstall {name}=={expected}, or start with "
+            "--exact-allow-unpinned-host (numerics: unverified)",
         )
         for name, expected in pins.stack.items()
         if found.get(name) != expected
     ]
+
+
+def setup_reasons(names: list[str], config: Settings) -> list[Reason]:
+    """Reasons in the installed host and stack that `config` does not waive.
+
+    A rehearsal computes on the CPU and promises no bits, with any stack.
+    """
+    if config.allow_unpinned_host:
+        return []
+    return reasons(names) + ([] if config.rehearsal else stack_reasons())

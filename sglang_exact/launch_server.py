@@ -34,8 +34,8 @@ is called ready only when every rank has attested.
 
 Flags of the overlay:
   --exact-check                 say whether this setup would be refused; start nothing
-  --exact-allow-unpinned-host   start on a host that does not match the pins; numerics
-                                are attested as 'unverified'
+  --exact-allow-unpinned-host   start on a host, torch or kernels that do not match the
+                                pins; numerics are attested as 'unverified'
 
 Flags of SGLang:
 
@@ -105,8 +105,7 @@ def prepare(environ: dict[str, str], ours: argparse.Namespace) -> list[Reason]:
     reasons += hooks.name_reasons(config)
     reasons += entry_point_reasons(environ)
     reasons += scope.environment_reasons(environ)
-    if not config.allow_unpinned_host:
-        reasons += compat.reasons(hooks.pinned_names())
+    reasons += compat.setup_reasons(hooks.pinned_names(), config)
     return reasons
 
 

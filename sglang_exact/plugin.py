@@ -39,8 +39,7 @@ def _register() -> None:
     reasons += hooks.name_reasons(config)
     if config.enable:
         reasons += scope.environment_reasons(os.environ)
-        if not config.allow_unpinned_host:
-            reasons += compat.reasons(hooks.pinned_names())
+        reasons += compat.setup_reasons(hooks.pinned_names(), config)
     if reasons:
         gate.exit_with(reasons)
     role = roles.current()

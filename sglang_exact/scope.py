@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sglang_exact import scope_arguments
 from sglang_exact.reasons import Reason
 
 MAX_DRAFT_TOKENS = 16
 GPU_ARCHS = {(9, 0): "sm90", (12, 0): "sm120"}
-ARCHITECTURES = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
 CHAIN_ALGORITHMS = ("DFLASH", "DSPARK", "EAGLE", "NEXTN", "NGRAM")
 
 
@@ -94,6 +94,11 @@ ALLOWED: dict[str, tuple[object, ...]] = {
     "sampling_backend": (None, "pytorch"),
     "rl_on_policy_target": (None,),
     "dllm_algorithm": (None,),
+    "load_format": (
+        *("auto", "safetensors", "pt", "npcache", "dummy", "fastsafetensors"),
+        *("instanttensor", "runai_streamer", "sharded_state", "presharded"),
+        *("remote", "remote_instance", "mistral"),
+    ),
     "dtype": ("auto", "bfloat16"),
     "quantization": (None,),
     "modelopt_quant": (None,),
@@ -101,10 +106,14 @@ ALLOWED: dict[str, tuple[object, ...]] = {
     "rl_quant_profile": (None,),
     "kv_cache_dtype": ("auto", "bf16", "bfloat16"),
     "cpu_offload_gb": (0,),
+    "offload_group_size": (-1,),
     "disaggregation_mode": ("null",),
     "decoupled_spec_role": ("null",),
     "use_ray": (False,),
+    # The host writes the first into the second, and a variable into the third.
     "grpc_mode": (False,),
+    "smg_grpc_mode": (False,),
+    "grpc_port": (None,),
     "nnodes": (1,),
     "tp_size": (1, 2),
     "pp_size": (1,),
@@ -229,12 +238,14 @@ def given(args: Any) -> set[str]:
     """Names of the raw arguments that differ from the host's defaults."""
     import msgspec
 
-    return {
-        field.name
-        for field in msgspec.structs.fields(type(args))
-        if field.default is msgspec.NODEFAULT
-        or getattr(args, field.name) != field.default
-    }
+    found = set()
+    for field in msgspec.structs.fields(type(args)):
+        default = field.default
+        if field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        if getattr(args, field.name) != default:
+            found.add(field.name)
+    return found
 
 
 def fill(args: Any) -> list[Reason]:
@@ -246,6 +257,7 @@ def fill(args: Any) -> list[Reason]:
     user = given(args)
     settled = {item.field for item in fills(args)}
     reasons = argument_reasons(args, only=user - settled)
+    reasons += scope_arguments.left_alone_reasons(args, user)
     for item in fills(args):
         found = getattr(args, item.field)
         if found == item.value:
@@ -348,33 +360,6 @@ def _speculative_reasons(
     return reasons
 
 
-def model_reasons(hf_config: Any, dtype: str) -> list[Reason]:
-    """Reasons in the model: architecture and dtype."""
-    reasons = []
-    architectures = list(getattr(hf_config, "architectures", None) or [])
-    if not any(name in ARCHITECTURES for name in architectures):
-        reasons.append(
-            Reason(
-                f"model architecture {', '.join(architectures) or 'unknown'}",
-                " or ".join(ARCHITECTURES) + " (dense GDN hybrids)",
-                "serve it without the overlay",
-            )
-        )
-    if dtype not in ("bfloat16", "torch.bfloat16"):
-        reasons.append(
-            Reason(f"model dtype {dtype}", "bfloat16", "pass --dtype bfloat16")
-        )
-    if getattr(hf_config, "quantization_config", None):
-        reasons.append(
-            Reason(
-                "a quantized checkpoint",
-                "bfloat16 weights",
-                "use the unquantized checkpoint",
-            )
-        )
-    return reasons
-
-
 def environment_reasons(environ: Mapping[str, str]) -> list[Reason]:
     """Reasons in the environment: variables that move bits."""
     reasons = []
@@ -412,6 +397,19 @@ def gpu_reasons(capability: tuple[int, int] | None) -> list[Reason]:
             " or ".join(GPU_ARCHS.values()),
             "use a Hopper or workstation Blackwell GPU, or the rehearsal mode for a "
             "look without one",
+        )
+    ]
+
+
+def rehearsal_reasons(rehearsal: bool, device: str) -> list[Reason]:
+    """Reasons in the rehearsal mode: it leaves out what a GPU is checked for."""
+    if not rehearsal or not device.startswith("cuda"):
+        return []
+    return [
+        Reason(
+            f"SGLANG_EXACT_TEST_REHEARSAL=1 with --device {device}",
+            "the rehearsal mode on the CPU alone: it skips the checks of the GPU",
+            "unset SGLANG_EXACT_TEST_REHEARSAL",
         )
     ]
 

@@ -38,6 +38,7 @@ def run(model_runner: Any) -> list[Reason]:
         reasons += selftest_attention.run(model_runner)
     if "prefill_attention" in names:
         reasons += selftest_attention.run_prefill(model_runner)
+    reasons += _deep_gemm(model_runner)
     if "small_m_gemm" in names:
         reasons += _small_m(model_runner, config.small_m)
     _report.update(
@@ -46,6 +47,21 @@ def run(model_runner: Any) -> list[Reason]:
         mismatches=len(reasons),
     )
     return reasons
+
+
+def _deep_gemm(model_runner: Any) -> list[Reason]:
+    """DeepGEMM at the numbers of rows that this server will ask for."""
+    import torch
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    from sglang_exact import selftest_deep_gemm
+
+    cfg = resolved_view(model_runner.server_args)
+    served = selftest_deep_gemm.served_rows(cfg, model_runner.model_config)
+    _report["deep_gemm_rows"] = list(served)
+    device = torch.device(model_runner.device, torch.cuda.current_device())
+    found = selftest_deep_gemm.weights(model_runner.model)
+    return selftest_deep_gemm.run(found, served, device)
 
 
 def _small_m(model_runner: Any, limit: int) -> list[Reason]:

@@ -26,7 +26,8 @@ HOST_VARIABLES = ("SGLANG_EXACT_CHUNK_FILL",)
 VARIABLES: dict[str, str] = {
     "SGLANG_EXACT_ENABLE": "turn the overlay on (0 or 1)",
     "SGLANG_EXACT_ALLOW_UNPINNED_HOST": (
-        "start on a host that does not match the pins; numerics become 'unverified'"
+        "start on a host, torch or kernels that do not match the pins; numerics become "
+        "'unverified'"
     ),
     "SGLANG_EXACT_TEST_REHEARSAL": "run the host on the CPU, kernels interpreted",
     "SGLANG_EXACT_TEST_DUMMY_WEIGHTS": "realistic random weights for load-format dummy",

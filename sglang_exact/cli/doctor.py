@@ -65,20 +65,25 @@ def host_checks() -> list[Check]:
     return _from_reasons("host", reasons, FAIL, text)
 
 
-def stack_checks() -> list[Check]:
-    """torch, and the packages whose code produces the bits."""
+def stack_checks(environ: Mapping[str, str]) -> list[Check]:
+    """torch, and the packages whose code produces the bits.
+
+    Others than the pinned ones are refused where they would serve, and only there.
+    """
     torch = host.version("torch")
     if torch is None:
         return [Check(FAIL, "torch", "not installed", compat.FIX)]
     cuda = machine.torch_cuda()
     build = f"built for CUDA {cuda}" if cuda else "a build without CUDA"
     fix = "" if cuda else "install the CUDA build of torch to serve on a GPU"
+    config, _ = settings.read(environ)
+    served = cuda and not config.allow_unpinned_host and not config.rehearsal
     return [
         Check(OK if cuda else WARN, "torch", f"{torch}, {build}", fix),
         *_from_reasons(
             "stack",
-            compat.stack_notes(),
-            WARN,
+            compat.stack_reasons(),
+            FAIL if served else WARN,
             ", ".join(f"{k} {v}" for k, v in host.stack_versions().items() if v),
         ),
     ]
@@ -164,7 +169,7 @@ def checks(environ: Mapping[str, str], folder: Path, gpu: bool = True) -> list[C
     return [
         *python_checks(),
         *host_checks(),
-        *stack_checks(),
+        *stack_checks(environ),
         *(gpu_checks() if gpu else ()),
         *patch_checks(),
         *loading_checks(environ),

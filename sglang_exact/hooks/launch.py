@@ -18,11 +18,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
-from sglang_exact import attestation, gate, patching, scope, settings
+from sglang_exact import attestation, gate, patching, scope, scope_model, settings
 from sglang_exact.hooks.base import MAIN, Hook, effect_reasons
+from sglang_exact.hooks.rank import setup_reasons
 from sglang_exact.reasons import Reason, Refused
 
 
@@ -47,7 +47,8 @@ def _early_reasons(args: Any) -> list[Reason]:
         dtype = found.get("dtype") or found.get("torch_dtype") or "bfloat16"
         # A --dtype that is given is judged with the other arguments.
         wanted = str(dtype) if args.dtype == "auto" else "bfloat16"
-        reasons += scope.model_reasons(SimpleNamespace(**found), wanted)
+        reasons += scope_model.model_reasons(found, wanted)
+        reasons += scope_model.file_reasons(str(args.model_path))
     return reasons + _beside_reasons(args)
 
 
@@ -99,14 +100,12 @@ def _gpu_names(cfg: Any) -> list[str]:
 
 def check_arguments(self: Any) -> None:
     """Before ServerArgs.check_server_args: every reason at once, or silence."""
-    from sglang.srt.arg_groups.overrides import model_config_of, resolved_view
+    from sglang.srt.arg_groups.overrides import resolved_view
 
     config, reasons = settings.read(os.environ)
     cfg = resolved_view(self)
     reasons += _effect_reasons()
-    reasons += scope.argument_reasons(cfg)
-    model = model_config_of(self)
-    reasons += scope.model_reasons(model.hf_config, str(model.dtype))
+    reasons += setup_reasons(self)
     if not config.rehearsal:
         capability = _capability(str(cfg.device))
         reasons += scope.gpu_reasons(capability)

@@ -62,29 +62,39 @@ def setup_reasons(server_args: Any) -> list[Reason]:
     """
     from sglang.srt.arg_groups.overrides import model_config_of, resolved_view
 
-    from sglang_exact import scope
+    from sglang_exact import scope, scope_arguments, scope_model
 
-    model = model_config_of(server_args)
+    cfg = resolved_view(server_args)
+    config, _ = settings.read(os.environ)
+    given = scope.given(server_args)
     return [
-        *scope.argument_reasons(resolved_view(server_args)),
-        *scope.model_reasons(model.hf_config, str(model.dtype)),
+        *scope.argument_reasons(cfg),
+        *scope_arguments.left_alone_reasons(server_args, given),
+        *scope_model.resolved_reasons(cfg, model_config_of(server_args)),
+        *scope.rehearsal_reasons(config.rehearsal, str(cfg.device)),
     ]
 
 
 def self_test(result: None, self: Any) -> None:
-    """After ModelRunner.initialize: compare kernels on the device, target only."""
+    """After ModelRunner.initialize: the target as built, then kernels on the device."""
     if self.is_draft_worker:
         return
-    from sglang_exact import selftest
+    from sglang_exact import scope_model, selftest
 
-    reasons = selftest.run(self)
+    reasons = scope_model.live_reasons(self.model, self.kv_cache_dtype)
+    reasons += [] if reasons else selftest.run(self)
     if reasons:
         raise Refused(reasons)
 
 
 def add_attestation(result: dict[str, Any], self: Any) -> dict[str, Any]:
     """After Scheduler.get_init_info: what this rank reports about itself."""
+    from sglang_exact import gate, scope_model
+
     config, _ = settings.read(os.environ)
+    pool = self.tp_worker.model_runner.token_to_kv_pool
+    if reasons := scope_model.cache_reasons(pool.dtype):
+        gate.leave(Refused(reasons))
     record = attestation.record(config, attestation.runtime_facts(self))
     logger.info("%s", attestation.log_line(record))
     attestation.publish_metrics(record)
@@ -145,6 +155,12 @@ HOOKS = (
         target="sglang.srt.managers.scheduler.Scheduler.__init__",
         kind="AROUND",
         replacement=check_rank,
+        relies_on=(
+            "sglang.srt.configs.model_config.ModelConfig._verify_quantization",
+            "sglang.srt.models.qwen3_5._qwen3_5_is_moe",
+            "sglang.srt.mem_cache.kv_cache_dtype.configure_kv_cache_dtype",
+            "sglang.srt.arg_groups.cuda_graph_hook.parse_cuda_graph_config",
+        ),
     ),
     Hook(
         name="self_test",

@@ -106,9 +106,14 @@ def print_result(run: Run, console: Console) -> None:
     )
     for line in result["set_up_differences"]:
         console.print(Text(f"the two servers differ in {line}", style="yellow"))
-    if result["test_settings"]:
-        text = f"the tested server runs with test settings: {_json(result)}"
-        console.print(Text(text, style="yellow"))
+    for key, what in (
+        ("not_pinned", "on packages other than the pinned ones"),
+        ("test_settings", "with test settings"),
+    ):
+        if result[key]:
+            shown = orjson.dumps(result[key]).decode()
+            text = f"the tested server runs {what}: {shown}"
+            console.print(Text(text, style="yellow"))
     console.print(_table(result["arms"]))
     for row in result["arms"]:
         for reason in row["reasons"]:
@@ -117,10 +122,6 @@ def print_result(run: Run, console: Console) -> None:
             _print_divergence(row["arm"], row["first_divergence"], console)
     if result["failure_bound"]:
         console.print(Text(f"verified arms together: {result['failure_bound']}"))
-
-
-def _json(result: dict[str, Any]) -> str:
-    return orjson.dumps(result["test_settings"]).decode()
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

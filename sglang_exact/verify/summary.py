@@ -264,6 +264,7 @@ def to_json(run: Run) -> dict[str, Any]:
         "failure_bound": total_bound(run),
         "set_up_differences": apart,
         "numerics": tested.exact.get("numerics") if tested else None,
+        "not_pinned": (tested.exact.get("not_pinned") or None) if tested else None,
         "test_settings": (tested.exact.get("test_settings") or None)
         if tested
         else None,

@@ -81,6 +81,8 @@ def test_numerics() -> None:
     assert attestation.numerics(off, "cuda:0", True) == attestation.UNVERIFIED
     default = on._replace(deep_gemm_default=True)
     assert attestation.numerics(default, "cuda:0", True) == attestation.UNVERIFIED
+    rehearsed = on._replace(rehearsal=True)
+    assert attestation.numerics(rehearsed, "cuda:0", True) == attestation.UNVERIFIED
     waived = on._replace(allow_unpinned_host=True)
     assert attestation.numerics(waived, "cuda:0", False) == attestation.UNVERIFIED
 
@@ -92,17 +94,39 @@ def test_a_changed_host_is_never_bitwise(
     """The pinned version with one changed function, let in by the waiver."""
     reasons = [Reason("another source", "its pin", "reinstall")] if changed else []
     monkeypatch.setattr(compat, "reasons", lambda names: reasons)
+    monkeypatch.setattr(compat, "stack_reasons", list)
     on = Settings(enable=True, allow_unpinned_host=True)
     found = attestation.record(on, {"device": "cuda:0"})
     assert found["host_pinned"] is not changed
     assert (found["numerics"] == attestation.BITWISE) is not changed
 
 
+@pytest.mark.parametrize("changed", [False, True])
+def test_another_stack_is_never_bitwise(
+    monkeypatch: pytest.MonkeyPatch, changed: bool
+) -> None:
+    """The pinned host on another torch, let in by the waiver: attested and logged."""
+    versions = dict(host.stack_versions())
+    pins = compat.load("0.5.23")
+    assert pins is not None
+    versions |= pins.stack
+    if changed:
+        versions["torch"] = "2.13.0"
+    monkeypatch.setattr(compat, "reasons", lambda names: [])
+    monkeypatch.setattr(host, "version", lambda name: "0.5.23")
+    monkeypatch.setattr(host, "stack_versions", lambda: versions)
+    on = Settings(enable=True, allow_unpinned_host=True)
+    found = attestation.record(on, {"device": "cuda:0"})
+    assert found["not_pinned"] == ["torch 2.13.0"] * changed
+    assert (found["numerics"] == attestation.BITWISE) is not changed
+    assert ("NOT pinned: torch 2.13.0" in attestation.log_line(found)) is changed
+
+
 def test_log_line_shows_test_settings() -> None:
     found = {
         "version": "1", "numerics": "unverified", "hooks": ["a", "b"],
         "host_version": "0.5.23", "host_pinned": True, "digest": "0123456789abcdef",
-        "test_settings": {"oracle": True},
+        "not_pinned": [], "test_settings": {"oracle": True},
     }  # fmt: skip
     line = attestation.log_line(found)
     assert line == (

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from sglang_exact import compat, hooks, host, launch_server
-from sglang_exact.cli import doctor
+from sglang_exact.cli import doctor, machine
+from sglang_exact.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,6 +52,50 @@ def test_a_release_that_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "SGLang 0.5.22, which is not supported" in check.found
     launcher = launch_server.prepare({}, launch_server.split_flags([])[0])
     assert reason in launcher
+
+
+@pytest.mark.parametrize("name", host.STACK)
+def test_another_stack_is_refused_where_it_would_serve(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A rehearsal promises no bits; the waiver attests "unverified"."""
+    pins = compat.load("0.5.23")
+    assert pins is not None
+    versions: dict[str, str | None] = dict(pins.stack)
+    monkeypatch.setattr(compat, "reasons", lambda names: [])
+    monkeypatch.setattr(host, "version", lambda name: "0.5.23")
+    monkeypatch.setattr(host, "stack_versions", lambda: versions)
+    on = Settings(enable=True)
+    assert compat.setup_reasons([], on) == []
+    for other in ("0.0.1", f"{pins.stack[name]}+local", None):
+        versions[name] = other
+        (reason,) = compat.setup_reasons([], on)
+        assert reason.found == f"{name} {other or 'none'}"
+        assert f"{name}=={pins.stack[name]}" in reason.fix
+        assert "--exact-allow-unpinned-host" in reason.fix
+        assert compat.setup_reasons([], on._replace(rehearsal=True)) == []
+        assert compat.setup_reasons([], on._replace(allow_unpinned_host=True)) == []
+        served = doctor.stack_checks({})
+        waived = doctor.stack_checks({"SGLANG_EXACT_ALLOW_UNPINNED_HOST": "1"})
+        assert doctor.FAIL not in [c.status for c in waived]
+        assert any(c.found.startswith(f"found {name} ") for c in waived)
+        assert len(served) == len(waived)
+
+
+@pytest.mark.parametrize("cuda", ["13.0", None])
+def test_doctor_fails_where_the_launcher_would(
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None
+) -> None:
+    """A build of torch without CUDA can only rehearse."""
+    pins = compat.load("0.5.23")
+    assert pins is not None
+    monkeypatch.setattr(host, "version", lambda name: "0.5.23")
+    versions = {**pins.stack, "triton": "3.7.0"}
+    monkeypatch.setattr(host, "stack_versions", lambda: versions)
+    monkeypatch.setattr(machine, "torch_cuda", lambda: cuda)
+    (_, stack) = doctor.stack_checks({})
+    assert stack.status == (doctor.FAIL if cuda else doctor.WARN)
+    assert stack.found.startswith("found triton 3.7.0; expected triton 3.8.0")
 
 
 def test_pins_without_a_device_run(monkeypatch: pytest.MonkeyPatch) -> None:

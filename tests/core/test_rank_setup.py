@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sglang_exact import gate, hooks, scope
+from sglang_exact import gate, hooks, scope, scope_model
 from sglang_exact.hooks import launch, rank
 from sglang_exact.reasons import Reason, Refused
 
@@ -207,13 +207,11 @@ def test_the_launcher_looks_at_the_draft_and_the_workers(
     args = drafting(tmp_path, 2 if wrong else 3)
     args.tokenizer_worker_num = 2 if wrong else 1
     overrides = ModuleType("overrides")
-    model = SimpleNamespace(hf_config=None, dtype="bfloat16")
     monkeypatch.setattr(overrides, "resolved_view", lambda x: x, raising=False)
-    monkeypatch.setattr(overrides, "model_config_of", lambda _: model, raising=False)
     monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups.overrides", overrides)
     monkeypatch.setattr(launch, "_effect_reasons", list)
-    monkeypatch.setattr(scope, "argument_reasons", lambda _: [])
-    monkeypatch.setattr(scope, "model_reasons", lambda *_: [])
+    monkeypatch.setattr(launch, "setup_reasons", lambda _: [])
+    monkeypatch.setattr(scope_model, "model_reasons", lambda *_: [])
     monkeypatch.setenv("SGLANG_EXACT_TEST_REHEARSAL", "1")
     if not wrong:
         launch.check_arguments(args)

@@ -139,22 +139,14 @@ def test_only_the_given_arguments_count_before_resolution() -> None:
     assert found(scope.argument_reasons(cfg, only={"pp_size"})) == ["--pp-size 2"]
 
 
-def model(**changes: object) -> Any:
-    fields = {"architectures": ["Qwen3_5ForCausalLM"], "quantization_config": None}
-    return SimpleNamespace(**(fields | changes))
-
-
-def test_model() -> None:
-    assert scope.model_reasons(model(), "torch.bfloat16") == []
-    assert found(scope.model_reasons(model(), "torch.float16")) == [
-        "model dtype torch.float16"
-    ]
-    wrong = model(architectures=["LlamaForCausalLM"], quantization_config={"x": 1})
-    assert found(scope.model_reasons(wrong, "bfloat16")) == [
-        "model architecture LlamaForCausalLM",
-        "a quantized checkpoint",
-    ]
-    assert len(scope.model_reasons(model(architectures=None), "bfloat16")) == 1
+@pytest.mark.parametrize(
+    ("rehearsal", "device", "good"),
+    [(True, "cuda", False), (True, "cuda:1", False), (True, "cpu", True)],
+)
+def test_rehearsal_on_a_gpu(rehearsal: bool, device: str, good: bool) -> None:
+    """It would skip the checks of the GPU; a GPU without it is not concerned."""
+    assert (scope.rehearsal_reasons(rehearsal, device) == []) is good
+    assert scope.rehearsal_reasons(False, device) == []
 
 
 def test_environment() -> None:

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the overlay supports in a model and its sizes, as reasons.
+
+Asked of the configuration before weights load, of what the host made of it
+(`resolved_reasons`), and of the modules that were built (`live_reasons`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from sglang_exact.reasons import Reason
+
+if TYPE_CHECKING:
+    import torch
+
+ARCHITECTURES = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
+TEXT_MODEL_TYPES = ("qwen3_5_text", "qwen3_5")
+"""The host builds experts for the others (sglang/srt/models/qwen3_5.py:257)."""
+
+ROPE_TYPES = ("default", "mrope", "linear", "dynamic", "llama3", "yarn")
+"""Tables fixed at load. longrope picks one by the positions of the whole step
+(sglang/srt/layers/rotary_embedding/rope_variant.py:141)."""
+
+MAX_REQUESTS = 256
+"""Requests in a step that decode attention takes (its kernel's _MAX_BS)."""
+
+INT32_MAX = 2**31 - 1
+CHUNK = 64
+"""Tokens per chunk: CHUNK_SIZE of sglang/kernels/ops/attention/fla/chunk_delta_h.py."""
+
+GRAPHS = {"prefill": ("disabled",), "decode": ("full", "disabled")}
+"""Graph backends under which plain and speculative serving run the same code."""
+
+_SAYS_QUANTIZED = ("quantization_config", "compression_config")
+_UNQUANTIZED = ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
+# Modules of the target beside its vision tower, by folder of the host.
+_ROTARY = "sglang.srt.layers.rotary_embedding"
+MODULES: dict[str, str] = {
+    "torch.nn.modules.container": "ModuleList",
+    "sglang.srt.models.qwen3_5_text": "Qwen3_5ForCausalLM",
+    "sglang.srt.models.qwen3_5": """Qwen3_5ForCausalLM Qwen3_5ForConditionalGeneration
+        Qwen3_5GatedDeltaNet Qwen3_5LinearDecoderLayer Qwen3_5AttentionDecoderLayer""",
+    "sglang.srt.models.qwen2_moe": "Qwen2MoeMLP",
+    "sglang.srt.layers.linear": """ColumnParallelLinear MergedColumnParallelLinear
+        QKVParallelLinear RowParallelLinear""",
+    "sglang.srt.layers.vocab_parallel_embedding": """VocabParallelEmbedding
+        ParallelLMHead""",
+    "sglang.srt.layers.layernorm": "GemmaRMSNorm",
+    "sglang.kernels.ops.attention.fla.layernorm_gated": "RMSNorm",
+    "sglang.srt.layers.activation": "SiluAndMul",
+    "sglang.srt.layers.radix_attention": "RadixAttention",
+    "sglang.srt.layers.radix_linear_attention": "RadixLinearAttention",
+    "sglang.srt.layers.logits_processor": "LogitsProcessor",
+    "sglang.srt.layers.pooler": "Pooler",
+}
+
+
+def _of(config: Any, name: str) -> Any:
+    """A field of a configuration, which is an object or, from a file, a dict."""
+    if isinstance(config, dict):
+        return config.get(name)
+    return getattr(config, name, None)
+
+
+def _text(config: Any) -> Any:
+    return _of(config, "text_config") or config
+
+
+def quantized(method: str) -> Reason:
+    """The reason in a checkpoint whose layers are not bfloat16 but `method`."""
+    return Reason(
+        f"a quantized checkpoint ({method})",
+        "bfloat16 weights",
+        "use the unquantized checkpoint",
+    )
+
+
+def model_reasons(hf_config: Any, dtype: str) -> list[Reason]:
+    """Reasons in config.json: architecture, experts, positions, dtype, quantization."""
+    reasons = []
+    text = _text(hf_config)
+    architectures = list(_of(hf_config, "architectures") or [])
+    if not any(name in ARCHITECTURES for name in architectures):
+        reasons.append(
+            Reason(
+                f"model architecture {', '.join(architectures) or 'unknown'}",
+                " or ".join(ARCHITECTURES) + " (dense GDN hybrids)",
+                "serve it without the overlay",
+            )
+        )
+    kind = _of(text, "model_type")
+    if kind not in (None, *TEXT_MODEL_TYPES):
+        reasons.append(
+            Reason(
+                f"a text model of type {kind}",
+                " or ".join(TEXT_MODEL_TYPES) + " (no experts)",
+                "serve it without the overlay",
+            )
+        )
+    if dtype not in ("bfloat16", "torch.bfloat16"):
+        reasons.append(
+            Reason(f"model dtype {dtype}", "bfloat16", "pass --dtype bfloat16")
+        )
+    for where in (hf_config, text):
+        for name in _SAYS_QUANTIZED:
+            if _of(where, name):
+                reasons.append(quantized(f"{name} in config.json"))
+    return [*dict.fromkeys(reasons), *_rope_reasons(text), *_vocabulary_reasons(text)]
+
+
+def _rope_reasons(text: Any) -> list[Reason]:
+    rope = _of(text, "rope_parameters") or _of(text, "rope_scaling")
+    kind = None
+    if isinstance(rope, dict):
+        kind = rope.get("rope_type") or rope.get("type")
+    if kind in (None, *ROPE_TYPES):
+        return []
+    return [
+        Reason(
+            f"rope_type {kind}",
+            " or ".join(ROPE_TYPES) + " (a table that no neighbour's position picks)",
+            "serve it without the overlay",
+        )
+    ]
+
+
+def _vocabulary_reasons(text: Any) -> list[Reason]:
+    """torch's softmax sums a row by its address modulo 16 bytes: four floats."""
+    size = _of(text, "vocab_size")
+    if not isinstance(size, int) or size % 4 == 0:
+        return []
+    return [
+        Reason(
+            f"a vocabulary of {size} tokens",
+            "a multiple of 4: in others a row's softmax depends on its place",
+            "serve it without the overlay",
+        )
+    ]
+
+
+def file_reasons(folder: str) -> list[Reason]:
+    """Reasons in the files beside config.json that say how a checkpoint is quantized.
+
+    A look ahead for one complete message; the host's own answer decides.
+    """
+    if os.path.isfile(os.path.join(folder, "quant_model_description.json")):
+        return [quantized("modelslim")]
+    try:
+        with open(os.path.join(folder, "hf_quant_config.json"), "rb") as file:
+            found = json.load(file)
+        method = found.get("quantization", found).get("quant_algo")
+    except (OSError, ValueError, AttributeError):
+        return []
+    return [quantized(str(method))] if method else []
+
+
+def resolved_reasons(cfg: Any, model: Any) -> list[Reason]:
+    """Reasons in what the host made of its arguments and the checkpoint.
+
+    `cfg` is the resolved view of ServerArgs, `model` the host's ModelConfig.
+    """
+    reasons = model_reasons(model.hf_config, str(model.dtype))
+    said = any("quantized checkpoint" in reason.found for reason in reasons)
+    if model.quantization is not None and not said:
+        reasons.append(quantized(str(model.quantization)))
+    return [*reasons, *graph_reasons(cfg), *size_reasons(cfg, model)]
+
+
+def graph_reasons(cfg: Any) -> list[Reason]:
+    """Reasons in the resolved CUDA graphs, which several arguments decide."""
+    reasons = []
+    for phase, served in GRAPHS.items():
+        found = getattr(cfg.cuda_graph_config, phase).backend
+        if found not in served:
+            reasons.append(
+                Reason(
+                    f"{phase} graphs {found}",
+                    " or ".join(served),
+                    f"drop --cuda-graph-backend-{phase} and the {phase} part of "
+                    "--cuda-graph-config",
+                )
+            )
+    return reasons
+
+
+def most_requests(cfg: Any) -> int:
+    """Requests that may be in one step; the rank keeps to MAX_REQUESTS if not given."""
+    return int(cfg.max_running_requests or MAX_REQUESTS)
+
+
+def largest_step(cfg: Any, model: Any) -> int:
+    """Prompt tokens that one step may hold, as the host resolved its arguments."""
+    if (cfg.chunked_prefill_size or 0) > 0:
+        return int(cfg.chunked_prefill_size)
+    # Not cut: the first prompt of a step is admitted whole.
+    return max(int(cfg.max_prefill_tokens or 0), int(model.context_len))
+
+
+def step_limit(text: Any, ranks: int, requests: int) -> int:
+    """Prompt tokens of one step that the host's kernels can address with 32 bits.
+
+    The widest row of a layer's activations times the tokens, and the states that the
+    chunk kernel keeps, one of heads x K x V per 64 tokens and request, stay below 2**31
+    elements (triton_gdn_fused_proj.py:198, chunk_delta_h.py:111: int32 products).
+    """
+
+    def number(name: str) -> int:
+        return int(_of(text, name) or 0)
+
+    heads, head_v = number("linear_num_value_heads"), number("linear_value_head_dim")
+    keys = number("linear_num_key_heads") * number("linear_key_head_dim")
+    attention = 2 * number("num_attention_heads") + 2 * number("num_key_value_heads")
+    widest = max(
+        number("hidden_size"),
+        2 * number("intermediate_size") // ranks,
+        (2 * keys + 2 * heads * head_v) // ranks,
+        attention * number("head_dim") // ranks,
+        1,
+    )
+    limit = INT32_MAX // widest
+    state = heads // ranks * number("linear_key_head_dim") * head_v
+    if state:
+        limit = min(limit, max(INT32_MAX // state - requests, 1) * CHUNK)
+    return limit
+
+
+def size_reasons(cfg: Any, model: Any) -> list[Reason]:
+    """Reasons in the resolved sizes: requests in decode, prompt tokens in a step."""
+    reasons = []
+    requests = most_requests(cfg)
+    if requests > MAX_REQUESTS:
+        reasons.append(
+            Reason(
+                f"--max-running-requests {requests}",
+                f"{MAX_REQUESTS} or less: decode attention takes no more in a step",
+                f"pass --max-running-requests {MAX_REQUESTS}, or drop it",
+            )
+        )
+    step = largest_step(cfg, model)
+    text = _text(model.hf_config)
+    limit = step_limit(text, cfg.tp_size, min(requests, MAX_REQUESTS))
+    if step > limit:
+        reasons.append(
+            Reason(
+                f"up to {step} prompt tokens in a step (--chunked-prefill-size "
+                f"{cfg.chunked_prefill_size})",
+                f"{limit} or less: the host's kernels address this model's rows and "
+                "states with 32 bits",
+                f"pass --chunked-prefill-size {min(limit // CHUNK * CHUNK, 8192)}",
+            )
+        )
+    return reasons
+
+
+def live_reasons(model: torch.nn.Module, kv_dtype: torch.dtype) -> list[Reason]:
+    """Reasons in the target as it was built: modules, their methods, dtypes, KV cache.
+
+    A vision tower is left out: no request reaches it.
+    """
+    import torch
+
+    strange: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if "visual" in name.split("."):
+            continue
+        folder, kind = type(module).__module__, type(module).__name__
+        known = kind in MODULES.get(folder, "").split() or folder.startswith(_ROTARY)
+        if not known:
+            strange.setdefault(f"a module {folder}.{kind}", name or "the model itself")
+        method = type(getattr(module, "quant_method", None)).__name__
+        if method not in ("NoneType", *_UNQUANTIZED):
+            strange.setdefault(f"layers of {method}", name)
+        for parameter in module.parameters(recurse=False):
+            if parameter.dtype not in (torch.bfloat16, torch.float32):
+                strange.setdefault(f"weights of {parameter.dtype}", name)
+    reasons = [
+        Reason(
+            f"{what} in the loaded model (first {name})",
+            "the dense bfloat16 layers that were compared",
+            "use the unquantized dense checkpoint, and drop what changes its layers",
+        )
+        for what, name in strange.items()
+    ]
+    return reasons + cache_reasons(kv_dtype)
+
+
+def cache_reasons(dtype: torch.dtype) -> list[Reason]:
+    """Reasons in the dtype of the KV cache; `auto` is what the checkpoint asks for."""
+    if str(dtype) == "torch.bfloat16":
+        return []
+    return [
+        Reason(
+            f"a KV cache of {dtype}",
+            "torch.bfloat16",
+            "pass --kv-cache-dtype bfloat16",
+        )
+    ]
