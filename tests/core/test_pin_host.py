@@ -256,7 +256,8 @@ def test_a_changed_host(tmp_path: Path) -> None:
     refused = pin_host(*flags, "--write", "--out", str(tmp_path))
     assert refused.returncode == 2
     assert "1 targets missing" in refused.stderr
-    path.write_text(text.replace("def renamed(", "def mamba_prefill_chunk_grid("))
+    text = text.replace("def renamed(", "def mamba_prefill_chunk_grid(")
+    path.write_text(f"{text}\nEDITED = 1\n")
     done = pin_host(*flags, "--write", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "refused until --device-run" in done.stderr
