@@ -10,12 +10,13 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterable
 from importlib import resources
 from typing import Any
 
-from sglang_exact import __version__, compat, host
+from sglang_exact import __version__, compat, host, host_files, plugins
 from sglang_exact.reasons import Reason
 from sglang_exact.settings import Settings
 
@@ -55,6 +56,13 @@ def host_fingerprint(names: Iterable[str]) -> str:
             found = "missing"
         total.update(f"{name}\0{found}\0".encode())
     return total.hexdigest()
+
+
+def files_fingerprint() -> str | None:
+    """sha256 over the host's pinned files, as this process finds them."""
+    package = host.root()
+    pins = host_files.pinned(host.version("sglang") or "")
+    return host_files.fingerprint(pins, package) if package and pins else None
 
 
 def numerics(settings: Settings, device: str, pinned: bool) -> str:
@@ -98,11 +106,14 @@ def record(settings: Settings, facts: dict[str, Any]) -> dict[str, Any]:
     from sglang_exact import hooks, selftest
 
     names = hooks.pinned_names()
-    pinned = not compat.reasons(names)
+    pinned = not [*compat.reasons(names), *compat.loaded_reasons()]
     other = [reason.found for reason in compat.stack_reasons()]
+    known = [*hooks.ALL, *hooks.select(settings, hooks.SCHEDULER)]
+    beside = plugins.names(os.environ, known)
+    proven = pinned and not other and not beside
     return {
         "version": __version__,
-        "numerics": numerics(settings, facts["device"], pinned and not other),
+        "numerics": numerics(settings, facts["device"], proven),
         "promise": (
             "same token ids and logprobs as plain decode under this overlay, same GPU "
             "model, dtype and tensor-parallel size"
@@ -110,6 +121,8 @@ def record(settings: Settings, facts: dict[str, Any]) -> dict[str, Any]:
         "host_version": host.version("sglang"),
         "host_pinned": pinned,
         "host_fingerprint": host_fingerprint(names),
+        "host_files": files_fingerprint(),
+        "plugins": beside,
         "hooks": [h.name for h in hooks.select(settings, hooks.SCHEDULER)],
         "digest": digest(),
         "stack": host.stack_versions(),
@@ -131,10 +144,11 @@ def log_line(found: dict[str, Any]) -> str:
     tests = (
         f", TEST SETTINGS {found['test_settings']}" if found["test_settings"] else ""
     )
+    beside = f", PLUGINS {found['plugins']}" if found["plugins"] else ""
     return (
         f"sglang_exact {found['version']}: {found['numerics']}, "
         f"{len(found['hooks'])} hooks, host {found['host_version']} ({pinned}), "
-        f"digest {found['digest'][:12]}{other}{tests}"
+        f"digest {found['digest'][:12]}{other}{beside}{tests}"
     )
 
 

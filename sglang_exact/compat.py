@@ -2,24 +2,30 @@
 """Does the installed host match the pins of this release?
 
 Signature and source of every hook target, and of the kernels whose bits the
-overlay relies on, are compared with `pins/sglang-<version>.json`. Numerics can
-change under an unchanged signature, hence the source hash. Pins of a host that was
-never run on a GPU are refused too: see docs/upgrading.md.
+overlay relies on, are compared with `pins/sglang-<version>.json`, and every file that
+a rank can load with `pins/files-<version>.json`. Numerics can change under an
+unchanged signature, hence the source hashes. Pins of a host that was never run on a
+GPU are refused too: see docs/upgrading.md.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from sglang_exact import host
+from sglang_exact import host, host_files
 from sglang_exact.reasons import Reason
 from sglang_exact.settings import Settings
 
 FIX = "pip install 'sglang==0.5.23' (the pinned release)"
+REINSTALL = (
+    "pip install --force-reinstall --no-deps 'sglang==0.5.23', or serve without the "
+    "promise under --exact-allow-unpinned-host"
+)
+NAMED = 8
 
 
 class Pins(NamedTuple):
@@ -123,7 +129,7 @@ def target_reasons(pins: Pins, names: list[str]) -> list[Reason]:
                 Reason(
                     f"{name} has source {found.sha256[:12]}",
                     f"source {expected.sha256[:12]} of {pins.version}",
-                    FIX,
+                    REINSTALL,
                 )
             )
     return reasons
@@ -140,7 +146,51 @@ def reasons(names: list[str]) -> list[Reason]:
     found = version_reasons(version)
     if pins is None:
         return found
-    return found + target_reasons(pins, names)
+    return found + target_reasons(pins, names) + file_reasons(version)
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def file_reasons(version: str) -> list[Reason]:
+    """Reasons in whole files of the host: edited or gone since they were pinned."""
+    package, pins = host.root(), host_files.pinned(version)
+    if package is None:
+        return []
+    if not pins:
+        return [
+            Reason(
+                f"no pins of the files of SGLang {version}", "a pin for each", REINSTALL
+            )
+        ]
+    found = host_files.changes(pins, package)
+    return [
+        Reason(
+            f"files of the host in {package} that are {what}: {_named(names)}",
+            f"each as in SGLang {version}",
+            REINSTALL,
+        )
+        for what, names in (("edited", found.changed), ("gone", found.gone))
+        if names
+    ]
+
+
+def loaded_reasons() -> list[Reason]:
+    """Reasons in the host modules of this process: each from its pinned file."""
+    found = host_files.loaded_here()
+    if not found:
+        return []
+    return [
+        Reason(
+            "host modules that came from elsewhere: "
+            + _named([f"{name} ({place})" for name, place in found.items()]),
+            f"each module from its pinned file in {host.root()}",
+            "take what shadows them off PYTHONPATH, or serve without the promise "
+            "under --exact-allow-unpinned-host",
+        )
+    ]
 
 
 def stack_reasons() -> list[Reason]:

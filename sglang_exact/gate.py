@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, NoReturn
 
+from sglang_exact import plugins
 from sglang_exact.hooks.base import DIRECT, Hook, effect_reasons
 from sglang_exact.reasons import Reason, Refused, message
 
@@ -90,30 +91,38 @@ class FailClosed:
         )
 
 
-def foreign_reasons(hooks: Iterable[Hook], registry: Any) -> list[Reason]:
-    """Reasons where another plugin hooks a target, its class or what it relies on."""
-    hooks = list(hooks)
-    known = {id(hook.replacement) for hook in hooks}
+def foreign_reasons(
+    hooks: Iterable[Hook], registry: Any, allowed: Iterable[str] = ()
+) -> list[Reason]:
+    """Reasons where another plugin hooks the host.
+
+    One of the `allowed` ones may, but never a target of ours, its class or what it
+    relies on.
+    """
+    hooks, allowed = list(hooks), set(allowed)
     targets = {name for hook in hooks for name in (hook.target, *hook.relies_on)}
     reasons = []
-    for target, entries in registry._hooks.items():
+    for target, name in plugins.foreign_hooks(hooks, registry):
         normal = target.replace(":", ".")
         touches = any(normal in (t, t.rpartition(".")[0]) for t in targets)
-        if touches and any(id(entry[1]) not in known for entry in entries):
+        if touches or name not in allowed:
+            what = "on this target" if touches else "that was not allowed by name"
             reasons.append(
                 Reason(
-                    f"another plugin hooks {target}",
-                    "no other plugin on this target",
+                    f"another plugin hooks {target} ({name})",
+                    f"no other plugin {what}",
                     "set SGLANG_PLUGINS=sglang_exact",
                 )
             )
     return reasons
 
 
-def check_applied(hooks: Iterable[Hook], registry: Any) -> None:
+def check_applied(
+    hooks: Iterable[Hook], registry: Any, allowed: Iterable[str] = ()
+) -> None:
     """After the host applied its hooks: leave unless every one of ours is in force."""
     hooks = list(hooks)
-    reasons = foreign_reasons(hooks, registry)
+    reasons = foreign_reasons(hooks, registry, allowed)
     for hook in hooks:
         if hook.kind != DIRECT and hook.target not in registry._patched:
             reasons.append(

@@ -121,7 +121,7 @@ def definition(target: str, base: Path | None = None) -> ast.AST:
     return node
 
 
-def _canonical(node: object) -> object:
+def canonical(node: object) -> object:
     """A nested tuple that is equal for equal code on Python 3.11 and later.
 
     Docstrings, positions and fields that newer parsers add as empty are left out.
@@ -141,10 +141,10 @@ def _canonical(node: object) -> object:
                 if isinstance(node, ast.Constant):
                     fields.append((name, "None"))
                 continue
-            fields.append((name, _canonical(value)))
+            fields.append((name, canonical(value)))
         return (type(node).__name__, tuple(sorted(fields, key=lambda f: f[0])))
     if isinstance(node, list):
-        return tuple(_canonical(item) for item in node)
+        return tuple(canonical(item) for item in node)
     return repr(node)
 
 
@@ -180,5 +180,5 @@ def fingerprint(target: str, base: Path | None = None) -> Fingerprint:
         if a.kwarg:
             names.append("**" + a.kwarg.arg)
         params = tuple(names)
-    text = repr(_canonical(node))
+    text = repr(canonical(node))
     return Fingerprint(params, hashlib.sha256(text.encode()).hexdigest())

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from sglang_exact import compat, host
+from sglang_exact import compat, host, host_files, host_variables
 from sglang_exact.hooks.base import Hook
 
 MISSING, SIGNATURE, SOURCE, UNPINNED, UNUSED = KINDS = (
@@ -34,13 +34,14 @@ MISSING, SIGNATURE, SOURCE, UNPINNED, UNUSED = KINDS = (
 code; unpinned: the pins lack the target; unused: a pin that no hook names."""
 
 
-# What a host can be asked for: a kind of name -> the files that declare it, and the
-# class in them (None: every class).
-INVENTORY = {
+# What a host can be asked for beside its variables: a kind of name -> the files that
+# declare it, and the class in them (None: every class).
+DECLARED = {
     "server arguments": ("srt/arg_groups/fields/*.py", None),
-    "variables": ("srt/environ.py", "Envs"),
     "sampling parameters": ("srt/sampling/sampling_params.py", "SamplingParams"),
 }
+VARIABLES = "variables"
+INVENTORY = (*DECLARED, VARIABLES)
 
 
 class HostTree(NamedTuple):
@@ -270,9 +271,19 @@ def elsewhere(
 
 
 def inventory(tree: HostTree) -> dict[str, list[str]]:
-    """Names of what a host can be asked for; no pin of a function sees a new one."""
-    found = {}
-    for kind, (files, owner) in INVENTORY.items():
+    """Names of what a host can be asked for; no pin of a function sees a new one.
+
+    Variables stand with the default that the host gives them: `NAME = False`.
+    """
+    read = host_variables.read(tree.package)
+    found = {
+        VARIABLES: sorted(
+            f"{name} = {default}" if default else name
+            for name, defaults in read.items()
+            for default in defaults or {""}
+        )
+    }
+    for kind, (files, owner) in DECLARED.items():
         names: set[str] = set()
         for file in tree.package.glob(files):
             body = ast.parse(file.read_text(encoding="utf-8")).body
@@ -316,6 +327,15 @@ def _paths(body: Iterable[ast.stmt], name: str) -> Iterator[str]:
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         if isinstance(node, kinds) and node.name == name:
             yield name
+
+
+def file_changes(pins: compat.Pins, tree: HostTree) -> dict[str, list[str]]:
+    """Whole files that are changed, gone or new; kinds without any are left out."""
+    pinned = host_files.pinned(pins.version)
+    if not pinned:
+        return {}
+    found = host_files.changes(pinned, tree.package)._asdict()
+    return {kind: names for kind, names in found.items() if names}
 
 
 def stack_changes(pins: compat.Pins, tree: HostTree) -> dict[str, tuple[str, str]]:

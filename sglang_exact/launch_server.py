@@ -17,14 +17,12 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from sglang_exact.plugins import GROUP, NAME, VALUE
 from sglang_exact.reasons import Reason, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-GROUP = "sglang.srt.plugins"
-NAME = "sglang_exact"
-VALUE = "sglang_exact.plugin:register"
 HELP = """\
 python -m sglang_exact.launch_server <any SGLang flag>
 
@@ -36,6 +34,8 @@ Flags of the overlay:
   --exact-check                 say whether this setup would be refused; start nothing
   --exact-allow-unpinned-host   start on a host, torch or kernels that do not match the
                                 pins; numerics are attested as 'unverified'
+  --exact-allow-plugin NAME     load another plugin of the host as well; numerics are
+                                attested as 'unverified'
 
 Flags of SGLang:
 
@@ -78,6 +78,7 @@ def split_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--exact-check", action="store_true")
     parser.add_argument("--exact-allow-unpinned-host", action="store_true")
+    parser.add_argument("--exact-allow-plugin", action="append", default=[])
     ours, rest = parser.parse_known_args(list(argv))
     unknown = [x for x in rest if x == "--exact" or x.startswith("--exact-")]
     if unknown:
@@ -85,7 +86,8 @@ def split_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
             [
                 Reason(
                     f"unknown flag {flag}",
-                    "--exact-check or --exact-allow-unpinned-host",
+                    "--exact-check, --exact-allow-unpinned-host or "
+                    "--exact-allow-plugin",
                     "correct its spelling",
                 )
                 for flag in unknown
@@ -96,15 +98,18 @@ def split_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def prepare(environ: dict[str, str], ours: argparse.Namespace) -> list[Reason]:
     """Turn the overlay on in the environment; reasons found without the host."""
-    from sglang_exact import compat, hooks, scope, settings
+    from sglang_exact import compat, hooks, plugins, scope, settings
 
     environ["SGLANG_EXACT_ENABLE"] = "1"
     if ours.exact_allow_unpinned_host:
         environ["SGLANG_EXACT_ALLOW_UNPINNED_HOST"] = "1"
+    if ours.exact_allow_plugin:
+        environ["SGLANG_EXACT_ALLOW_PLUGINS"] = ",".join(ours.exact_allow_plugin)
     config, reasons = settings.read(environ)
     reasons += hooks.name_reasons(config)
     reasons += entry_point_reasons(environ)
     reasons += scope.environment_reasons(environ)
+    reasons += plugins.reasons(environ, config.allow_plugins)
     reasons += compat.setup_reasons(hooks.pinned_names(), config)
     return reasons
 

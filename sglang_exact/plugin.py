@@ -30,7 +30,7 @@ def register() -> None:
 def _register() -> None:
     import os
 
-    from sglang_exact import compat, gate, hooks, roles, scope, settings
+    from sglang_exact import compat, gate, hooks, plugins, roles, scope, settings
 
     global loaded_role
     config, reasons = settings.read(os.environ)
@@ -39,6 +39,7 @@ def _register() -> None:
     reasons += hooks.name_reasons(config)
     if config.enable:
         reasons += scope.environment_reasons(os.environ)
+        reasons += plugins.reasons(os.environ, config.allow_plugins)
         reasons += compat.setup_reasons(hooks.pinned_names(), config)
     if reasons:
         gate.exit_with(reasons)
@@ -47,11 +48,11 @@ def _register() -> None:
         return
     if config.enable and role == hooks.MAIN:
         gate.show_plainly()
-    _apply(hooks.select(config, role))
+    _apply(hooks.select(config, role), config.allow_plugins)
     loaded_role = role if config.enable else None
 
 
-def _apply(selected: list[Hook]) -> None:
+def _apply(selected: list[Hook], allowed: tuple[str, ...]) -> None:
     """Register the hooks, and check their effect once the host has applied them."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -69,6 +70,6 @@ def _apply(selected: list[Hook]) -> None:
         with gate.FailClosed("changing the host in place"):
             for hook in direct:
                 hook.replacement(resolve(hook.target))
-        gate.check_applied(selected, HookRegistry)
+        gate.check_applied(selected, HookRegistry, allowed)
 
     HookRegistry.apply_hooks = staticmethod(apply_and_check)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sglang_exact import scope_arguments
+from sglang_exact import scope_arguments, variables
 from sglang_exact.reasons import Reason
 
 MAX_DRAFT_TOKENS = 16
@@ -177,39 +177,6 @@ WHY: dict[str, str] = {
     "enable_nccl_nvls": _ONE_KERNEL,
 }
 
-# variable -> values under which the host computes what was proven
-ENVIRONMENT: dict[str, tuple[str, ...]] = {
-    "FLA_USE_FAST_OPS": ("", "0"),
-    "FLASHINFER_USE_CUDA_NORM": ("", "0"),
-    "SGLANG_ENABLE_PP_SPEC": ("", "0", "false"),
-    "SGLANG_BATCH_INVARIANT_OPS_ENABLE_MM_FALLBACK_VARIANT": ("", "0", "false"),
-    # Without DeepGEMM linear layers have the bits of another kernel.
-    "SGLANG_BATCH_INVARIANT_OPS_ENABLE_MM_DEEPGEMM": ("", "1", "true"),
-    "SGLANG_ENABLE_JIT_DEEPGEMM": ("", "1", "true"),
-    "SGLANG_FORCE_FUSED_OP_BACKEND": ("",),
-    "SGLANG_EXTERNAL_MODEL_PACKAGE": ("",),
-    "SGLANG_MAMBA_CONV_DTYPE": ("", "bfloat16"),
-    "SGLANG_USE_HND_KVCACHE": ("", "0", "false"),
-    "SGLANG_TRITON_DECODE_SPLIT_TILE_SIZE": ("", "256"),
-    "SGLANG_GDN_CHUNK_H_BV": ("",),
-    "SGLANG_GDN_CHUNK_H_NUM_WARPS": ("",),
-    "SGLANG_GDN_CHUNK_H_NUM_STAGES": ("",),
-    "SGLANG_RAGGED_VERIFY_MODE": ("", "static"),
-    "SGLANG_RETURN_ORIGINAL_LOGPROB": ("", "0", "false"),
-    "SGLANG_RUST_SERVER": ("", "0", "false"),
-    # Tensor parallel: every rank takes rank 0's decisions; one kind of all-reduce.
-    "SGLANG_SPEC_TP_SYNC": ("", "all"),
-    "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": ("", "0", "false"),
-    # Triton's code generation (triton/knobs.py): contraction, precision, other code.
-    "TRITON_DEFAULT_FP_FUSION": ("", "1", "true", "on"),
-    "TRITON_F32_DEFAULT": ("",),
-    "TRITON_KERNEL_OVERRIDE": ("", "0", "false", "off"),
-    "PTXAS_OPTIONS": ("",),
-}
-# Forced acceptance emits tokens nobody verified, except in this mode.
-SIMULATED_LENGTH = "SGLANG_SIMULATE_ACC_LEN"
-SIMULATED_MODE = "SGLANG_SIMULATE_ACC_TOKEN_MODE"
-
 
 def _flag(field: str) -> str:
     return "--" + field.replace("_", "-")
@@ -361,29 +328,8 @@ def _speculative_reasons(
 
 
 def environment_reasons(environ: Mapping[str, str]) -> list[Reason]:
-    """Reasons in the environment: variables that move bits."""
-    reasons = []
-    for name, allowed in ENVIRONMENT.items():
-        found = environ.get(name, "").strip().lower()
-        if found not in allowed:
-            reasons.append(
-                Reason(
-                    f"{name}={environ[name]}",
-                    " or ".join(x or "unset" for x in allowed),
-                    f"unset {name}",
-                )
-            )
-    length = environ.get(SIMULATED_LENGTH, "").strip()
-    mode = environ.get(SIMULATED_MODE, "").strip()
-    if length not in ("", "0", "-1") and (length != "1" or mode != "real-draft-token"):
-        reasons.append(
-            Reason(
-                f"{SIMULATED_LENGTH}={length} with {SIMULATED_MODE}={mode or 'unset'}",
-                "unset (forced acceptance commits drafts nobody verified)",
-                f"unset {SIMULATED_LENGTH}",
-            )
-        )
-    return reasons
+    """Reasons in the environment: variables that move bits, or may."""
+    return variables.reasons(environ)
 
 
 def gpu_reasons(capability: tuple[int, int] | None) -> list[Reason]:

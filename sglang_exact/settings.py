@@ -29,6 +29,10 @@ VARIABLES: dict[str, str] = {
         "start on a host, torch or kernels that do not match the pins; numerics become "
         "'unverified'"
     ),
+    "SGLANG_EXACT_ALLOW_PLUGINS": (
+        "comma-separated names of other plugins that may be loaded; numerics become "
+        "'unverified'"
+    ),
     "SGLANG_EXACT_TEST_REHEARSAL": "run the host on the CPU, kernels interpreted",
     "SGLANG_EXACT_TEST_DUMMY_WEIGHTS": "realistic random weights for load-format dummy",
     "SGLANG_EXACT_TEST_ORACLE": "file with known continuations for the oracle drafter",
@@ -47,6 +51,7 @@ class Settings(NamedTuple):
 
     enable: bool = False
     allow_unpinned_host: bool = False
+    allow_plugins: tuple[str, ...] = ()
     small_m: int = SMALL_M_DEFAULT
     rehearsal: bool = False
     dummy_weights: bool = False
@@ -88,6 +93,10 @@ def _boolean(environ: Mapping[str, str], name: str, reasons: list[Reason]) -> bo
     return False
 
 
+def _names(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple(x.strip() for x in environ.get(name, "").split(",") if x.strip())
+
+
 def _small_m(environ: Mapping[str, str], reasons: list[Reason]) -> int:
     text = environ.get(SMALL_M_VARIABLE, "").strip()
     if not text:
@@ -116,17 +125,17 @@ def read(environ: Mapping[str, str]) -> tuple[Settings, list[Reason]]:
                     f"unset {name}, or correct its spelling",
                 )
             )
-    disabled = environ.get("SGLANG_EXACT_TEST_DISABLE_HOOKS", "")
     settings = Settings(
         enable=_boolean(environ, "SGLANG_EXACT_ENABLE", reasons),
         allow_unpinned_host=_boolean(
             environ, "SGLANG_EXACT_ALLOW_UNPINNED_HOST", reasons
         ),
+        allow_plugins=_names(environ, "SGLANG_EXACT_ALLOW_PLUGINS"),
         small_m=_small_m(environ, reasons),
         rehearsal=_boolean(environ, "SGLANG_EXACT_TEST_REHEARSAL", reasons),
         dummy_weights=_boolean(environ, "SGLANG_EXACT_TEST_DUMMY_WEIGHTS", reasons),
         oracle=environ.get("SGLANG_EXACT_TEST_ORACLE") or None,
-        disabled_hooks=tuple(x.strip() for x in disabled.split(",") if x.strip()),
+        disabled_hooks=_names(environ, "SGLANG_EXACT_TEST_DISABLE_HOOKS"),
         deep_gemm_default=_boolean(
             environ, "SGLANG_EXACT_TEST_DEEP_GEMM_DEFAULT", reasons
         ),

@@ -15,7 +15,15 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from sglang_exact import __version__, compat, host, patching, scope, settings
+from sglang_exact import (
+    __version__,
+    compat,
+    host,
+    patching,
+    plugins,
+    scope,
+    settings,
+)
 from sglang_exact.cli import machine
 from sglang_exact.reasons import Reason
 
@@ -125,13 +133,19 @@ def loading_checks(environ: Mapping[str, str]) -> list[Check]:
     config, unknown = settings.read(environ)
     unknown += hooks.name_reasons(config)
     checks = [
-        *_from_reasons("plugin", entry, FAIL, f"{launch_server.VALUE} is registered"),
+        *_from_reasons("plugin", entry, FAIL, f"{plugins.VALUE} is registered"),
         *_from_reasons("settings", unknown, FAIL, "every SGLANG_EXACT_* name is known"),
         *_from_reasons(
             "environment",
             scope.environment_reasons(environ),
             FAIL,
             "no variable that moves bits",
+        ),
+        *_from_reasons(
+            "plugins",
+            plugins.reasons(environ, config.allow_plugins),
+            FAIL,
+            "no other plugin, or each is allowed by name",
         ),
     ]
     tests = config.test_settings()

@@ -39,12 +39,12 @@ PACKAGES = ("sglang-exact", "sglang", "numpy", "flash-attn-4", "kernels", "xgram
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that bear on serving, without credentials."""
-    from sglang_exact import scope
+    from sglang_exact.variables import judged
 
     return {
         name: USER_INFO.sub("", environ[name])
         for name in sorted(environ)
-        if (name.startswith(SHOWN_PREFIXES) or name in scope.ENVIRONMENT)
+        if (name.startswith(SHOWN_PREFIXES) or judged(name)[0] is not None)
         and not SECRET.search(name)
     }
 
@@ -80,7 +80,7 @@ def collect(environ: Mapping[str, str]) -> dict[str, Any]:
     """The report as JSON types."""
     from sglang_exact import __version__, attestation, compat, hooks, host, settings
     from sglang_exact.cli import machine
-    from sglang_exact.launch_server import GROUP
+    from sglang_exact.plugins import GROUP
 
     versions = {name: host.version(name) for name in PACKAGES}
     config, unknown = settings.read(environ)

@@ -8,7 +8,8 @@ What: before Scheduler.__init__ the hooks' effect, the arguments and the model a
     checked again, and a refusal ends the rank with one message; after the target
     model is loaded the kernels are compared with the decode kernels on the device;
     before each commit the layout of the state buffers is asserted; get_init_info
-    carries the attestation to the launcher.
+    carries the attestation to the launcher, once every host module of the rank is
+    known to come from its pinned file and no other plugin's hook is in force.
 Scope: scheduler processes.
 Retire when: never; this is the overlay's own contract.
 """
@@ -93,12 +94,23 @@ def add_attestation(result: dict[str, Any], self: Any) -> dict[str, Any]:
 
     config, _ = settings.read(os.environ)
     pool = self.tp_worker.model_runner.token_to_kv_pool
-    if reasons := scope_model.cache_reasons(pool.dtype):
+    if reasons := [*late_reasons(config), *scope_model.cache_reasons(pool.dtype)]:
         gate.leave(Refused(reasons))
     record = attestation.record(config, attestation.runtime_facts(self))
     logger.info("%s", attestation.log_line(record))
     attestation.publish_metrics(record)
     return {**result, attestation.KEY: record}
+
+
+def late_reasons(config: settings.Settings) -> list[Reason]:
+    """Reasons in what this rank loaded and hooked by the time its model stands."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    from sglang_exact import compat, gate, hooks
+
+    known = [*hooks.ALL, *hooks.select(config, hooks.SCHEDULER)]
+    reasons = gate.foreign_reasons(known, HookRegistry, config.allow_plugins)
+    return reasons if config.allow_unpinned_host else reasons + compat.loaded_reasons()
 
 
 def check_commit(

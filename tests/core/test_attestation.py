@@ -126,8 +126,11 @@ def test_log_line_shows_test_settings() -> None:
     found = {
         "version": "1", "numerics": "unverified", "hooks": ["a", "b"],
         "host_version": "0.5.23", "host_pinned": True, "digest": "0123456789abcdef",
-        "not_pinned": [], "test_settings": {"oracle": True},
+        "not_pinned": [], "test_settings": {"oracle": True}, "plugins": [],
     }  # fmt: skip
+    assert "0123456789ab, PLUGINS ['other'], TEST" in attestation.log_line(
+        {**found, "plugins": ["other"]}
+    )
     line = attestation.log_line(found)
     assert line == (
         "sglang_exact 1: unverified, 2 hooks, host 0.5.23 (pinned), digest "

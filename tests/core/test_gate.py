@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sglang_exact import gate
+from sglang_exact import gate, plugins
 from sglang_exact.hooks.base import DIRECT, Hook, effect_reasons
 from sglang_exact.reasons import HEADLINE, Reason
 from sglang_exact.rehearsal.environment import environment
@@ -109,6 +109,9 @@ def test_another_plugin_on_our_target(target: ModuleType, key: str) -> None:
     hooks = {"a_host.f": ours} | {key: ours + other if key == "a_host.f" else other}
     (reason,) = gate.foreign_reasons([HOOK], registry(hooks=hooks))
     assert key in reason.found
+    # No name lets anyone in here.
+    allowed = [plugins.UNKNOWN]
+    assert gate.foreign_reasons([HOOK], registry(hooks=hooks), allowed) == [reason]
     assert gate.foreign_reasons([HOOK], registry()) == []
 
 
@@ -120,6 +123,25 @@ def test_another_plugin_on_what_a_hook_relies_on(target: ModuleType) -> None:
     }
     (reason,) = gate.foreign_reasons([hook], registry(hooks=hooks))
     assert "a_host.g" in reason.found
+
+
+def test_another_plugin_on_anything(target: ModuleType) -> None:
+    """An AFTER hook on logits moves every bit, and nothing of ours stands there."""
+    source = SimpleNamespace(plugin_name="other")
+    hooks = {
+        "a_host.f": [("REPLACE", replacement, None)],
+        "another.logits": [("AFTER", 1, source), ("AFTER", 2, None)],
+    }
+    found = gate.foreign_reasons([HOOK], registry(hooks=hooks))
+    assert [r.found for r in found] == [
+        "another plugin hooks another.logits (code outside any plugin)",
+        "another plugin hooks another.logits (other)",
+    ]
+    # By name, and only the one that has it.
+    (left,) = gate.foreign_reasons([HOOK], registry(hooks=hooks), ["other"])
+    assert left == found[0]
+    with pytest.raises(SystemExit):
+        gate.check_applied([HOOK], registry(hooks=hooks))
 
 
 def test_direct_change(target: ModuleType) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_exact import compat, hooks, host, host_changes
+from sglang_exact import compat, hooks, host, host_changes, host_files
 from sglang_exact.hooks.base import Hook
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,21 +139,22 @@ def test_what_a_host_can_be_asked_for(tmp_path: Path) -> None:
     files = {
         **OLD,
         "srt/arg_groups/fields/spec.py": "class A:\n    depth: int = 1\n    _x = 2\n",
-        "srt/environ.py": "class Envs:\n    SGLANG_A = 1\n\nclass B:\n    C = 1\n",
+        "srt/environ.py": "class Envs:\n    SGLANG_A = EnvBool(False)\n    B_B = 1\n",
         "srt/sampling/sampling_params.py": "class SamplingParams:\n    top_k = 1\n",
     }
     tree = host_changes.find_tree(make(tmp_path, files, "1.0"))
     found = host_changes.inventory(tree)
     assert found == {
         "server arguments": ["depth"],
-        "variables": ["SGLANG_A"],
+        "variables": ["SGLANG_A = False"],
         "sampling parameters": ["top_k"],
     }
     assert host_changes.inventory_changes(found, found) == {}
     assert host_changes.inventory_changes({}, found) == {}
-    before = {**found, "variables": ["SGLANG_B"]}
+    # Another default is a change like a new name.
+    before = {**found, "variables": ["SGLANG_A = True"]}
     assert host_changes.inventory_changes(before, found) == {
-        "variables": {"new": ["SGLANG_A"], "gone": ["SGLANG_B"]}
+        "variables": {"new": ["SGLANG_A = False"], "gone": ["SGLANG_A = True"]}
     }
 
 
@@ -218,8 +219,7 @@ def test_the_installed_host_is_as_pinned() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["targets"] == found["as_pinned"] == len(hooks.pinned_names())
-    assert found["changes"] == [] and found["names"] == {}
-    assert len(host_changes.inventory(host_changes.find_tree())["variables"]) > 500
+    assert found["changes"] == [] and found["names"] == {} and found["files"] == {}
 
 
 @pytest.mark.host
@@ -244,6 +244,10 @@ def test_a_changed_host(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].startswith("SGLang 9.9.9 ")
     assert "1 missing, 1 signature" in lines[1]
+    # Whole files as well: the copy has few of them, and one was edited.
+    edited = "changed    files: srt/managers/schedule_policy.py"
+    assert edited in lines
+    assert any(line.startswith("gone       files: __init__.py, ") for line in lines)
     assert "           hooks: prefill_grid (target)" in lines
     assert any(
         line.startswith("           | -    def add_chunked_req(s") for line in lines
@@ -252,13 +256,19 @@ def test_a_changed_host(tmp_path: Path) -> None:
     refused = pin_host(*flags, "--write", "--out", str(tmp_path))
     assert refused.returncode == 2
     assert "1 targets missing" in refused.stderr
-    path.write_text(text.replace("def renamed(", "def mamba_prefill_chunk_grid("))
+    text = text.replace("def renamed(", "def mamba_prefill_chunk_grid(")
+    path.write_text(f"{text}\nEDITED = 1\n")
     done = pin_host(*flags, "--write", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "refused until --device-run" in done.stderr
     written = json.loads((tmp_path / "sglang-9.9.9.json").read_text())
     assert written["device_run"] == ""
     assert sorted(written["targets"]) == hooks.pinned_names()
+    files = json.loads((tmp_path / "files-9.9.9.json").read_text())
+    pinned = host_files.pinned("0.5.23")
+    assert set(files) < set(pinned)
+    off = [name for name in files if files[name] != pinned[name]]
+    assert off == ["srt/managers/schedule_policy.py"]
 
 
 @pytest.mark.host

@@ -149,29 +149,6 @@ def test_rehearsal_on_a_gpu(rehearsal: bool, device: str, good: bool) -> None:
     assert scope.rehearsal_reasons(False, device) == []
 
 
-def test_environment() -> None:
-    assert scope.environment_reasons({}) == []
-    assert scope.environment_reasons({"PATH": "x", "FLA_USE_FAST_OPS": "0"}) == []
-    for name in scope.ENVIRONMENT:
-        assert found(scope.environment_reasons({name: "9"})) == [f"{name}=9"]
-
-
-@pytest.mark.parametrize(
-    ("length", "mode", "good"),
-    [
-        ("1", "real-draft-token", True),
-        ("0", "", True),
-        ("1", "", False),
-        ("1", "fixed", False),
-        ("2", "real-draft-token", False),
-    ],
-)
-def test_forced_acceptance(length: str, mode: str, good: bool) -> None:
-    """Only "reject every draft" keeps the answers; more commits unverified drafts."""
-    environ = {scope.SIMULATED_LENGTH: length, scope.SIMULATED_MODE: mode}
-    assert (scope.environment_reasons(environ) == []) is good
-
-
 def test_gpu() -> None:
     for capability in scope.GPU_ARCHS:
         assert scope.gpu_reasons(capability) == []

@@ -53,9 +53,12 @@ def test_warm_up_is_text(tmp_path: Path, disabled: str | None) -> None:
     )
     folder = small_models(tmp_path / "models")
     search = os.pathsep.join([environment()["PYTHONPATH"], str(tmp_path)])
-    server = WarmServer(
-        folder / "target", env={"PYTHONPATH": search, DISABLE: disabled}
-    )
+    env = {
+        "PYTHONPATH": search,
+        "SGLANG_EXACT_ALLOW_PLUGINS": "sees",
+        DISABLE: disabled,
+    }
+    server = WarmServer(folder / "target", env=env)
     if disabled:
         with pytest.raises(RuntimeError, match="warmup error"):
             server.start()

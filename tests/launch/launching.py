@@ -50,12 +50,13 @@ def run(
     *,
     env: Mapping[str, str] | None = None,
     path: Path | None = None,
+    allow_plugins: bool = True,
     timeout_s: float = TIMEOUT_S,
 ) -> Outcome:
     """Run an entry of the host until it ends.
 
-    `path` is searched before everything that is installed; the overlay is on in
-    every entry.
+    `path` is searched before everything that is installed, and plugins in it are
+    allowed by name; the overlay is on in every entry.
     """
     base = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_")}
     if path is not None:
@@ -68,6 +69,9 @@ def run(
         variables["PYTHONPATH"] = os.pathsep.join([site, *rest])
         # A checkout that was installed from holds metadata of its own: not first.
         variables["PYTHONSAFEPATH"] = "1"
+        if allow_plugins:
+            names = [info.name.split("-")[0] for info in path.glob("*.dist-info")]
+            variables["SGLANG_EXACT_ALLOW_PLUGINS"] = ",".join(names)
     if entry is not LAUNCHER:
         variables["SGLANG_EXACT_ENABLE"] = "1"
     variables.update(env or {})

@@ -180,6 +180,73 @@ def test_another_plugin(tmp_path: Path, tiny_models: Path, name: str) -> None:
         assert "hook attest_ranks is not in force" in text
 
 
+AFTER_LOGITS = """
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def register():
+        HookRegistry.register(
+            "sglang.srt.layers.layernorm.GemmaRMSNorm.forward",
+            lambda result, *args, **kwargs: result,
+            HookType.AFTER,
+        )
+"""
+
+
+@pytest.mark.parametrize("entry", [LAUNCHER, PLUGIN], ids=["launcher", "plugin"])
+def test_another_plugin_on_any_target(
+    tmp_path: Path, tiny_models: Path, entry: tuple[str, ...]
+) -> None:
+    """One that hooks nothing of ours is refused by its presence, with its name."""
+    other_plugin(tmp_path, "after_logits", AFTER_LOGITS)
+    outcome = run(
+        entry, flags(tiny_models / "target"), path=tmp_path, allow_plugins=False
+    )
+    (reason,) = outcome.reasons()
+    assert outcome.status == 3
+    assert "another plugin: after_logits (after_logits:register)" in reason
+
+
+def test_another_plugin_that_is_allowed(tmp_path: Path, tiny_models: Path) -> None:
+    """By its name only: another name lets nothing in."""
+    other_plugin(tmp_path, "after_logits", AFTER_LOGITS)
+    for name, status in (("after_logits", 0), ("after_logit", 3)):
+        allowed = ("--exact-allow-plugin", name, "--exact-check")
+        outcome = run(
+            LAUNCHER,
+            flags(tiny_models / "target", *allowed),
+            path=tmp_path,
+            allow_plugins=False,
+        )
+        assert outcome.status == status, outcome.output
+
+
+def test_edited_file_of_the_host(tmp_path: Path, tiny_models: Path) -> None:
+    """A norm that no hook names: an installation in front of the pinned one."""
+    altered_host(
+        tmp_path,
+        "sglang.srt.layers.layernorm",
+        {"import logging\n": "import logging\n\nEDITED = 1\n"},
+    )
+    outcome = run(
+        LAUNCHER, flags(tiny_models / "target", "--exact-check"), path=tmp_path
+    )
+    (reason,) = outcome.reasons()
+    assert outcome.status == 3
+    assert "that are edited: srt/layers/layernorm.py" in reason
+
+
+def test_source_patcher_of_the_host(tmp_path: Path, tiny_models: Path) -> None:
+    outcome = run(
+        LAUNCHER,
+        flags(tiny_models / "target", "--exact-check"),
+        env={"DUMPER_SOURCE_PATCHER_CONFIG": "x.yaml", "SGLANG_DEBUG_REVERT_PR": "12"},
+    )
+    found = outcome.reasons()
+    assert outcome.status == 3 and len(found) == 2
+    assert "DUMPER_SOURCE_PATCHER_CONFIG is set" in found[0]
+    assert "SGLANG_DEBUG_REVERT_PR is set" in found[1]
+
+
 def test_overwritten_after_the_gate(tmp_path: Path, tiny_models: Path) -> None:
     """The arguments' check looks at the hooks of its process once more."""
     other_plugin(
@@ -222,6 +289,7 @@ def test_flags_model_dtype_and_gpu(
         def register():
             import os
             os.environ.pop("SGLANG_EXACT_TEST_REHEARSAL", None)
+            os.environ.pop("TRITON_INTERPRET", None)
         """,
     )
     wrong = flags(
@@ -259,6 +327,7 @@ def test_model_and_gpu_alone(tmp_path: Path, tiny_models: Path) -> None:
         def register():
             import os
             os.environ.pop("SGLANG_EXACT_TEST_REHEARSAL", None)
+            os.environ.pop("TRITON_INTERPRET", None)
         """,
     )
     outcome = run(SERVE, flags(model), env=ANY_STACK, path=tmp_path)
