@@ -93,7 +93,7 @@ def runtime_facts(scheduler: Any) -> dict[str, Any]:
 
 def record(settings: Settings, facts: dict[str, Any]) -> dict[str, Any]:
     """The attestation of this process; JSON types only."""
-    from sglang_exact import hooks, selftest
+    from sglang_exact import hooks, plugin, selftest
 
     names = hooks.pinned_names()
     pinned = not compat.reasons(names)
@@ -107,6 +107,7 @@ def record(settings: Settings, facts: dict[str, Any]) -> dict[str, Any]:
         "host_version": host.version("sglang"),
         "host_pinned": pinned,
         "host_fingerprint": host_fingerprint(names),
+        "roles": list(plugin.loaded_roles or ()),
         "hooks": [h.name for h in hooks.select(settings, hooks.SCHEDULER)],
         "digest": digest(),
         "stack": host.stack_versions(),

@@ -8,6 +8,7 @@ is a SystemExit; where the host reports errors itself it is `Refused`.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterable
@@ -39,6 +40,17 @@ def leave(refusal: Refused) -> NoReturn:
     sys.stdout.flush()
     print(refusal, file=sys.stderr, flush=True)  # noqa: T201
     os._exit(EXIT_STATUS)
+
+
+def refuse(reasons: Iterable[Reason]) -> NoReturn:
+    """Raise Refused; a child process of another program leaves with EXIT_STATUS.
+
+    There multiprocessing would print a traceback and wait for ever for the ranks.
+    """
+    refusal = Refused(reasons)
+    if multiprocessing.parent_process() is not None:
+        leave(refusal)
+    raise refusal
 
 
 def show_plainly() -> None:

@@ -117,7 +117,7 @@ def serve(argv: list[str], check_only: bool) -> None:
     load_plugins()
     # Not imported here: where its import failed, the host has logged why.
     plugin = sys.modules.get("sglang_exact.plugin")
-    if getattr(plugin, "loaded_role", None) is None:
+    if getattr(plugin, "loaded_roles", None) is None:
         raise Refused(
             [
                 Reason(

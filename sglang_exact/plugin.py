@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sglang_exact.hooks.base import Hook
 
-loaded_role: str | None = None
-"""Role under which this process registered the overlay, or None while it is off."""
+loaded_roles: tuple[str, ...] | None = None
+"""Roles under which this process registered the overlay, or None while it is off."""
 
 
 def register() -> None:
@@ -32,7 +32,7 @@ def _register() -> None:
 
     from sglang_exact import compat, gate, hooks, roles, scope, settings
 
-    global loaded_role
+    global loaded_roles
     config, reasons = settings.read(os.environ)
     if not reasons and not config.enable and not config.any_test:
         return
@@ -43,13 +43,13 @@ def _register() -> None:
             reasons += compat.reasons(hooks.pinned_names())
     if reasons:
         gate.exit_with(reasons)
-    role = roles.current()
-    if role == roles.OTHER:
+    found = roles.current()
+    if not found:
         return
-    if config.enable and role == hooks.MAIN:
+    if config.enable and hooks.MAIN in found:
         gate.show_plainly()
-    _apply(hooks.select(config, role))
-    loaded_role = role if config.enable else None
+    _apply(hooks.select(config, *found))
+    loaded_roles = found if config.enable else None
 
 
 def _apply(selected: list[Hook]) -> None:

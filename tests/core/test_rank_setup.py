@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sglang_exact import gate, hooks, scope
+from sglang_exact import gate, hooks, roles, scope
 from sglang_exact.hooks import launch, rank
 from sglang_exact.reasons import Reason, Refused
 
@@ -37,6 +37,7 @@ def test_rank_looks_at_arguments_and_model(
     monkeypatch.setattr(gate, "leave", leave)
     monkeypatch.setattr(hooks, "select", lambda config, role: [])
     monkeypatch.setattr(scope, "environment_reasons", lambda environ: [])
+    monkeypatch.setattr(roles, "launcher_reasons", lambda environ: [])
     monkeypatch.setattr(rank, "setup_reasons", lambda args: [reason] if wrong else [])
     started: list[Any] = []
 
