@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sglang_exact.hooks.base import Hook
+    from sglang_exact.reasons import Reason
+    from sglang_exact.settings import Settings
 
 loaded_roles: tuple[str, ...] | None = None
 """Roles under which this process registered the overlay, or None while it is off."""
@@ -46,10 +48,25 @@ def _register() -> None:
     found = roles.current()
     if not found:
         return
+    selected = hooks.select(config, *found)
+    if reasons := gate.import_reasons(selected):
+        gate.exit_with([*_gpu_reasons(config), *reasons])
     if config.enable and hooks.MAIN in found:
         gate.show_plainly()
-    _apply(hooks.select(config, *found))
+    _apply(selected)
     loaded_roles = found if config.enable else None
+
+
+def _gpu_reasons(config: Settings) -> list[Reason]:
+    """No GPU, which may be why the host does not import, where torch can tell."""
+    import sys
+
+    from sglang_exact import scope
+
+    torch = sys.modules.get("torch")
+    if config.rehearsal or torch is None or torch.cuda.is_available():
+        return []
+    return scope.gpu_reasons(None)
 
 
 def _apply(selected: list[Hook]) -> None:

@@ -43,12 +43,13 @@ def check_rank(
 
     config, reasons = settings.read(os.environ)
     reasons += scope.environment_reasons(os.environ)
-    reasons += roles.launcher_reasons(os.environ)
+    unsigned = roles.launcher_reasons(os.environ)
+    reasons += unsigned
     for hook in hooks.select(config, hooks.SCHEDULER):
         reasons += effect_reasons(hook)
     reasons += setup_reasons(server_args)
     if reasons:
-        gate.leave(Refused(reasons))
+        gate.leave(Refused(reasons), tell_parent=bool(unsigned))
     try:
         original_fn(self, server_args, port_args)
     except Refused as refusal:

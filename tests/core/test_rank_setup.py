@@ -30,7 +30,7 @@ def test_rank_looks_at_arguments_and_model(
     reason = Reason("--attention-backend fa3", "triton", "drop it")
     left: list[Refused] = []
 
-    def leave(refusal: Refused) -> None:
+    def leave(refusal: Refused, **_: bool) -> None:
         left.append(refusal)
         raise Left
 
