@@ -58,7 +58,7 @@ def sglang_exact(
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
 
@@ -80,7 +80,7 @@ def test_rehearsal_outside_its_environment() -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 1

@@ -48,9 +48,14 @@ def test_rank_whose_server_process_has_no_hooks(
     assert "Load weight" not in outcome.output, outcome.output
 
 
-def test_engine_that_resolved_before_it_loaded_plugins(tiny_models: Path) -> None:
+def test_engine_that_resolved_before_it_loaded_plugins(
+    tmp_path: Path, tiny_models: Path
+) -> None:
     """The host's offline benchmark; nothing was filled in, so every flag is named."""
-    outcome = run(THROUGHPUT, flags(tiny_models / "target", "--num-prompts", "1"))
+    # A package that the benchmark imports for prompts, and a rehearsal does without.
+    (tmp_path / "datasets.py").write_text("load_dataset = None\n")
+    asked = flags(tiny_models / "target", "--num-prompts", "1")
+    outcome = run(THROUGHPUT, asked, path=tmp_path)
     text = "\n".join(outcome.reasons())
     assert outcome.status == 3
     assert "--enable-deterministic-inference" in text
