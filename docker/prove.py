@@ -10,7 +10,7 @@ compared with the record. Everything ends up in DIR: plain.jsonl, exact.jsonl (t
 records), report.html, result.json, row.json, plain.log, exact.log. What an earlier
 proof left there is moved to DIR/earlier-1, -2, ...
 
-Exit status: that of `sglang-exact verify` (0 verified, 1 divergence, 2 could not run).
+Exit status: 0 verified, 1 divergence (and only that), 2 could not run, 130 stopped.
 """
 
 from __future__ import annotations
@@ -19,17 +19,26 @@ import argparse
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from sglang_exact.rehearsal.server import Server
+try:
+    from sglang_exact.rehearsal.server import Server
+except ImportError as error:
+    sys.stderr.write(
+        f"prove: found no sglang_exact ({error}); expected it in this Python; fix: "
+        "install sglang-exact\n"
+    )
+    sys.exit(2)
 
-COULD_NOT_RUN = 2
+VERIFIED, DIVERGENCE, COULD_NOT_RUN, STOPPED = 0, 1, 2, 130
 # The servers of a proof talk to this process alone, on a free port and without a key.
 OURS = ("--model-path", "--host", "--port", "--api-key", "--admin-api-key")
-FILES = ("plain.jsonl", "plain.log", "exact.jsonl", "exact.log", "report.html")
-FILES += ("result.json", "row.json")
+LOGS = ("plain.jsonl", "plain.log", "exact.log")
+RESULTS = ("exact.jsonl", "report.html", "result.json", "row.json")
+FILES = (*LOGS, *RESULTS)
 
 
 def say(text: str) -> None:
@@ -56,7 +65,7 @@ def without(flags: Sequence[str], drop: Sequence[str]) -> list[str]:
 def value_of(flags: Sequence[str], name: str) -> str | None:
     """The last value of a flag, as `--name value` or `--name=value`."""
     found = None
-    for word, after in zip(flags, [*flags[1:], ""], strict=True):
+    for word, after in zip(flags, [*flags[1:], ""], strict=False):
         if word == name:
             found = after
         elif word.startswith(f"{name}="):
@@ -110,7 +119,7 @@ def served(
             return subprocess.run(
                 [*command(verb, server.url, args), *rest], check=False
             ).returncode
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         say(f"the {stage} server cannot be used: {error}")
         return COULD_NOT_RUN
 
@@ -134,6 +143,11 @@ def prove(args: argparse.Namespace) -> int:
     status = served(
         "exact", args, own, ["verify", "--reference", str(reference), *written]
     )
+    if status not in (VERIFIED, DIVERGENCE, STOPPED):
+        status = COULD_NOT_RUN
+    elif status == DIVERGENCE and not any((args.out / x).exists() for x in RESULTS):
+        # It wrote nothing: Python ended before the client compared anything.
+        status = COULD_NOT_RUN
     say(f"status {status}; everything is in {args.out}")
     return status
 
@@ -151,6 +165,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("flags", nargs=argparse.REMAINDER)
     args = parser.parse_args(list(argv))
+    try:
+        shlex.split(args.ask)
+    except ValueError as error:
+        parser.error(f"found --ask {args.ask!r} ({error}); expected balanced quotes")
     args.flags = args.flags[1:] if args.flags[:1] == ["--"] else args.flags
     args.model = value_of(args.flags, "--model-path")
     if args.model is None:
@@ -162,9 +180,26 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         )
     if args.reference is not None and not args.reference.is_file():
         parser.error(f"found no file {args.reference}; expected a recorded reference")
-    args.out.mkdir(parents=True, exist_ok=True)
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=args.out):
+            pass
+    except OSError as error:
+        parser.error(f"found {error}; expected a folder for --out that can be written")
     return args
 
 
+def main(argv: Sequence[str]) -> int:
+    """The whole proof; what goes wrong here is no divergence."""
+    try:
+        return prove(parse(argv))
+    except OSError as error:
+        say(f"could not run: {error}")
+        return COULD_NOT_RUN
+    except KeyboardInterrupt:
+        say("stopped")
+        return STOPPED
+
+
 if __name__ == "__main__":
-    sys.exit(prove(parse(sys.argv[1:])))
+    sys.exit(main(sys.argv[1:]))

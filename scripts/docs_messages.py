@@ -35,6 +35,7 @@ SECTIONS = {
     "messages-setup": (
         "sglang_exact/scope",
         "sglang_exact/attestation",
+        "sglang_exact/roles",
         "sglang_exact/hooks/launch",
         "sglang_exact/hooks/rank",
         "sglang_exact/hooks/reservation",

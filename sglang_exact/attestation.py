@@ -103,7 +103,7 @@ def runtime_facts(scheduler: Any) -> dict[str, Any]:
 
 def record(settings: Settings, facts: dict[str, Any]) -> dict[str, Any]:
     """The attestation of this process; JSON types only."""
-    from sglang_exact import hooks, selftest
+    from sglang_exact import hooks, plugin, selftest
 
     names = hooks.pinned_names()
     pinned = not [*compat.reasons(names), *compat.loaded_reasons()]
@@ -123,6 +123,7 @@ def record(settings: Settings, facts: dict[str, Any]) -> dict[str, Any]:
         "host_fingerprint": host_fingerprint(names),
         "host_files": files_fingerprint(),
         "plugins": beside,
+        "roles": list(plugin.loaded_roles or ()),
         "hooks": [h.name for h in hooks.select(settings, hooks.SCHEDULER)],
         "digest": digest(),
         "stack": host.stack_versions(),

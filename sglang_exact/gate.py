@@ -7,14 +7,17 @@ is a SystemExit; where the host reports errors itself it is `Refused`.
 
 from __future__ import annotations
 
+import importlib
 import logging
+import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, NoReturn
 
-from sglang_exact import plugins
+from sglang_exact import host, plugins
 from sglang_exact.hooks.base import DIRECT, Hook, effect_reasons
 from sglang_exact.reasons import Reason, Refused, message
 
@@ -28,18 +31,32 @@ def exit_with(reasons: Iterable[Reason]) -> NoReturn:
     raise SystemExit(EXIT_STATUS)
 
 
-def leave(refusal: Refused) -> NoReturn:
+def leave(refusal: Refused, *, tell_parent: bool = False) -> NoReturn:
     """Stop what this process started, print the refusal last, and end at once.
 
     The ordinary way out waits for ever: the host's message sockets hold what no rank
-    will read any more.
+    will read any more. `tell_parent`: end the process that started this one as well,
+    by the host's own signal; without our hooks it would wait in the same way.
     """
     from sglang.srt.utils import kill_process_tree
 
     kill_process_tree(os.getpid(), include_parent=False)
     sys.stdout.flush()
     print(refusal, file=sys.stderr, flush=True)  # noqa: T201
+    if tell_parent:
+        os.kill(os.getppid(), signal.SIGQUIT)
     os._exit(EXIT_STATUS)
+
+
+def refuse(reasons: Iterable[Reason]) -> NoReturn:
+    """Raise Refused; a child process of another program leaves with EXIT_STATUS.
+
+    There multiprocessing would print a traceback and wait for ever for the ranks.
+    """
+    refusal = Refused(reasons)
+    if multiprocessing.parent_process() is not None:
+        leave(refusal)
+    raise refusal
 
 
 def show_plainly() -> None:
@@ -89,6 +106,37 @@ class FailClosed:
                 )
             ]
         )
+
+
+def import_reason(module: str, error: BaseException) -> Reason:
+    """The reason why a module of the host does not import, in one line."""
+    why = " ".join(f"{type(error).__name__}: {error}".split())
+    return Reason(
+        f"SGLang's {module} does not import ({why})",
+        "a host that imports",
+        "repair or install what the error names, in the version that SGLang requires; "
+        f"then try python -c 'import {module}'",
+    )
+
+
+def import_reasons(hooks: Iterable[Hook]) -> list[Reason]:
+    """Reasons where a hook's module does not import; one for each distinct error.
+
+    The host would log a traceback for every hook, and lose the error on the way. A
+    name that is missing in a module is left to `check_applied`.
+    """
+    found: dict[str, Reason] = {}
+    for target in sorted(hook.target for hook in hooks):
+        try:
+            names = len(host.module_file(target)[1])
+        except host.TargetMissing:
+            continue
+        module = target.rsplit(".", names)[0]
+        try:
+            importlib.import_module(module)
+        except (ImportError, OSError, RuntimeError, AttributeError, ValueError) as e:
+            found.setdefault(f"{type(e).__name__}: {e}", import_reason(module, e))
+    return list(found.values())
 
 
 def foreign_reasons(

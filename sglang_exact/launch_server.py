@@ -114,14 +114,39 @@ def prepare(environ: dict[str, str], ours: argparse.Namespace) -> list[Reason]:
     return reasons
 
 
+def show_help() -> None:
+    """Our flags, then the host's; no hook is loaded for it.
+
+    Where the host does not import, its part is one line with the reason.
+    """
+    from sglang_exact import gate
+
+    sys.stdout.write(HELP)
+    sys.stdout.flush()
+    try:
+        from sglang.srt.server_args import prepare_server_args
+
+        prepare_server_args(["--help"])
+    except (ImportError, OSError, RuntimeError) as error:
+        sys.stdout.write(f"{gate.import_reason('sglang.srt.server_args', error)}\n")
+
+
 def serve(argv: list[str], check_only: bool) -> None:
     """Load the plugins, resolve the arguments, and run the host's server."""
-    from sglang.srt.plugins import load_plugins
+    from sglang_exact import gate, hooks
 
-    load_plugins()
+    try:
+        from sglang.srt.plugins import load_plugins
+
+        load_plugins()
+        from sglang.launch_server import run_server
+        from sglang.srt.server_args import prepare_server_args
+        from sglang.srt.utils import kill_process_tree
+    except ImportError as error:
+        raise Refused([gate.import_reason("sglang.launch_server", error)]) from error
     # Not imported here: where its import failed, the host has logged why.
     plugin = sys.modules.get("sglang_exact.plugin")
-    if getattr(plugin, "loaded_role", None) is None:
+    if hooks.MAIN not in (getattr(plugin, "loaded_roles", None) or ()):
         raise Refused(
             [
                 Reason(
@@ -131,10 +156,6 @@ def serve(argv: list[str], check_only: bool) -> None:
                 )
             ]
         )
-    from sglang.launch_server import run_server
-    from sglang.srt.server_args import prepare_server_args
-    from sglang.srt.utils import kill_process_tree
-
     server_args = prepare_server_args(argv)
     if check_only:
         server_args.resolve_once()
@@ -144,8 +165,6 @@ def serve(argv: list[str], check_only: bool) -> None:
     try:
         run_server(server_args)
     except Refused as refusal:
-        from sglang_exact import gate
-
         gate.leave(refusal)
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
@@ -156,7 +175,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         ours, rest = split_flags(sys.argv[1:] if argv is None else argv)
         if {"-h", "--help"} & set(rest):
-            sys.stdout.write(HELP)
+            show_help()
+            return 0
         reasons = prepare(os.environ, ours)  # type: ignore[arg-type]
         if reasons:
             raise Refused(reasons)

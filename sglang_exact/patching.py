@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edits to headers of other distributions: which, are they there, and how to use them.
+"""Edits to headers of other distributions: which, are they there, and making them.
 
 DeepGEMM compiles its kernels at run time from headers in its wheel. A version whose
-sm120 kernel lacks a fence gets a private, patched copy of those headers; the wheel in
-site-packages stays as it is unless asked otherwise. Whatever the manifest does not
-know, by version or by content, is refused.
+sm120 kernel lacks a fence is refused on such a GPU; its header is edited in place when
+a user asks: `python -m sglang_exact.patching --in-place`. Whatever the manifest does
+not know, by version or by content, is refused.
+
+As a program: status 0 fenced, 1 not fenced, 2 refused (unknown version or content, or
+a file that cannot be written).
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import importlib.metadata
 import json
 import os
 import re
-import shutil
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sglang_exact.reasons import Reason, Refused
+from sglang_exact.reasons import Reason, Refused, message
 
 __all__ = [
     "FENCED",
@@ -27,19 +31,13 @@ __all__ = [
     "UNKNOWN",
     "Entry",
     "Install",
-    "Tree",
-    "activate",
     "apply_diff",
-    "compiled_reasons",
-    "default_target",
-    "digest",
     "entry_for",
-    "environment",
     "find_install",
     "has_fence",
     "load_manifest",
+    "main",
     "patch_in_place",
-    "prepare",
     "reasons",
     "state",
 ]
@@ -47,7 +45,6 @@ __all__ = [
 DIST = "sgl-deep-gemm"
 _SHIPPED = Path(__file__).parent / "_patches"
 PATCHES = _SHIPPED if _SHIPPED.is_dir() else Path(__file__).parents[1] / "patches"
-CACHE_VARIABLE = "SGLANG_DG_CACHE_DIR"
 
 FENCED, UNFENCED, UNKNOWN = "fenced", "unfenced", "unknown"
 
@@ -77,15 +74,6 @@ class Install(NamedTuple):
 
     version: str
     root: Path
-
-
-class Tree(NamedTuple):
-    """Headers to compile from: `root` has an include folder; `private` is a copy."""
-
-    root: Path
-    digest: str
-    private: bool
-    jit_cache: Path
 
 
 def load_manifest(folder: Path = PATCHES) -> tuple[Entry, ...]:
@@ -173,7 +161,9 @@ def reasons(install: Install | None, entries: Iterable[Entry]) -> list[Reason]:
         Reason(
             f"{DIST} {install.version} without the fence of its sm120 bf16 kernel",
             "the fence, as in 0.2.3 and later",
-            f"scripts/apply_patches, or pip install --no-deps {DIST}==0.2.3.post2",
+            f"pip install --no-deps {DIST}==0.2.3.post2, or add it to the installed "
+            "header: python -m sglang_exact.patching --in-place (in a checkout: "
+            "scripts/apply_patches --in-place)",
         )
     ]
 
@@ -210,20 +200,6 @@ def apply_diff(text: str, diff: str) -> str:
     return "".join(result + lines[at:])
 
 
-def digest(entry: Entry, folder: Path = PATCHES) -> str:
-    """Name of a patch set: version, resulting bytes and diff, 16 hex digits."""
-    parts = [entry.dist, entry.version, entry.file, entry.sha256_after]
-    if entry.diff is not None:
-        parts.append((folder / entry.diff).read_text(encoding="utf-8"))
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-def default_target() -> Path:
-    """Where private trees and kernel caches live if nobody says otherwise."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "sglang_exact" / "deep_gemm"
-
-
 def _patched(source: Path, entry: Entry, folder: Path) -> bytes:
     """The file's bytes after the diff. Raises ValueError unless they are as listed."""
     diff = (folder / str(entry.diff)).read_text(encoding="utf-8")
@@ -235,59 +211,6 @@ def _patched(source: Path, entry: Entry, folder: Path) -> bytes:
             "fix: reinstall sglang_exact"
         )
     return result
-
-
-def _copy_headers(install: Install, entry: Entry, folder: Path, root: Path) -> None:
-    """Make `root`/include, complete or not at all."""
-    partial = root.with_name(f"{root.name}.partial.{os.getpid()}")
-    try:
-        include = install.root / "deep_gemm" / "include"
-        shutil.copytree(include, partial / "include")
-        file = partial / Path(entry.file).relative_to("deep_gemm")
-        data = _patched(install.root / entry.file, entry, folder)
-        file.unlink()
-        file.write_bytes(data)
-        partial.rename(root)
-    except OSError:
-        # Another process may have made the same tree meanwhile; prepare() looks.
-        if not root.is_dir():
-            raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def prepare(
-    install: Install, entries: Iterable[Entry], target: Path, folder: Path = PATCHES
-) -> Tree:
-    """Headers that are safe on sm120: the wheel's own, or a private patched copy.
-
-    Never writes into the wheel. Idempotent. Raises Refused if the installed version,
-    its file, or an existing copy is not what the manifest says.
-    """
-    entry = entry_for(install, entries)
-    name = digest(entry, folder)
-    cache = target / name / "jit"
-    found = state(install, entry)
-    if found == UNKNOWN:
-        raise Refused([_unknown_file(install, entry)])
-    if found == FENCED:
-        return Tree(install.root / "deep_gemm", name, False, cache)
-    root = target / name / "headers"
-    root.parent.mkdir(parents=True, exist_ok=True)
-    if not root.is_dir():
-        _copy_headers(install, entry, folder, root)
-    file = root / Path(entry.file).relative_to("deep_gemm")
-    if not file.is_file() or sha256(file) != entry.sha256_after:
-        raise Refused(
-            [
-                Reason(
-                    f"another file at {file}",
-                    f"sha256 {entry.sha256_after[:16]}",
-                    f"remove {root} and run scripts/apply_patches again",
-                )
-            ]
-        )
-    return Tree(root, name, True, cache)
 
 
 def patch_in_place(
@@ -313,44 +236,46 @@ def patch_in_place(
     return True
 
 
-def environment(tree: Tree) -> dict[str, str]:
-    """Variables that keep these kernels in a cache of their own; set before import."""
-    return {CACHE_VARIABLE: str(tree.jit_cache)}
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m sglang_exact.patching",
+        description="Are DeepGEMM's sm120 headers safe? Add the fence where asked.",
+        allow_abbrev=False,
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--check", action="store_true", help="change nothing (default)")
+    what.add_argument(
+        "--in-place", action="store_true", help="edit the installed header"
+    )
+    parser.add_argument("--wheel-root", type=Path, help="folder of an unpacked wheel")
+    parser.add_argument("--wheel-version", help="its version")
+    args = parser.parse_args(argv)
+    if (args.wheel_root is None) != (args.wheel_version is None):
+        parser.error("--wheel-root needs --wheel-version, and the other way round")
+    return args
 
 
-def activate(tree: Tree) -> None:
-    """Make DeepGEMM compile from `tree` in this process, before its first kernel.
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check the headers or add the fence; the status is in the module's text."""
+    args = _arguments(argv)
+    entries = load_manifest()
+    install = find_install()
+    if args.wheel_root is not None:
+        install = Install(args.wheel_version, args.wheel_root.resolve())
+    if args.in_place and install is not None:
+        try:
+            if patch_in_place(install, entries):
+                sys.stdout.write(f"{install.version}: patched in place\n")
+        except (Refused, ValueError, OSError) as error:
+            sys.stderr.write(f"{error}\n")
+            return 2
+    found = reasons(install, entries)
+    if found or install is None:
+        sys.stderr.write(f"{message(found)}\n")
+        return 1
+    sys.stdout.write(f"{install.version}: fenced\n")
+    return 0
 
-    DeepGEMM takes its include folder from the library root given to `_C.init`, which
-    its own import calls with the package folder. The compiler is set up at the first
-    kernel, so a second call before that replaces the root. `compiled_reasons` checks
-    the effect.
-    """
-    if not tree.private:
-        return
-    import deep_gemm
-    from deep_gemm.cuda_helpers import find_cuda_home
 
-    deep_gemm._C.init(str(tree.root), find_cuda_home())
-
-
-def compiled_reasons(tree: Tree) -> list[Reason]:
-    """Kernels in the tree's cache that were compiled from other headers.
-
-    DeepGEMM writes the include folders of each kernel beside it (meta.json).
-    """
-    wanted = str(tree.root / "include")
-    wrong = []
-    for meta in sorted(tree.jit_cache.glob("cache/*/meta.json")):
-        config = json.loads(meta.read_text(encoding="utf-8")).get("config", {})
-        if wanted not in config.get("include_dirs", []):
-            wrong.append(meta.parent.name)
-    if not wrong:
-        return []
-    return [
-        Reason(
-            f"{len(wrong)} kernels compiled from other headers, first {wrong[0]}",
-            f"headers in {wanted}",
-            f"remove {tree.jit_cache}; if it comes back, install {DIST}==0.2.3.post2",
-        )
-    ]
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sglang_exact.hooks.base import Hook
+    from sglang_exact.reasons import Reason
+    from sglang_exact.settings import Settings
 
-loaded_role: str | None = None
-"""Role under which this process registered the overlay, or None while it is off."""
+loaded_roles: tuple[str, ...] | None = None
+"""Roles under which this process registered the overlay, or None while it is off."""
 
 
 def register() -> None:
@@ -32,7 +34,7 @@ def _register() -> None:
 
     from sglang_exact import compat, gate, hooks, plugins, roles, scope, settings
 
-    global loaded_role
+    global loaded_roles
     config, reasons = settings.read(os.environ)
     if not reasons and not config.enable and not config.any_test:
         return
@@ -43,13 +45,28 @@ def _register() -> None:
         reasons += compat.setup_reasons(hooks.pinned_names(), config)
     if reasons:
         gate.exit_with(reasons)
-    role = roles.current()
-    if role == roles.OTHER:
+    found = roles.current()
+    if not found:
         return
-    if config.enable and role == hooks.MAIN:
+    selected = hooks.select(config, *found)
+    if reasons := gate.import_reasons(selected):
+        gate.exit_with([*_gpu_reasons(config), *reasons])
+    if config.enable and hooks.MAIN in found:
         gate.show_plainly()
-    _apply(hooks.select(config, role), config.allow_plugins)
-    loaded_role = role if config.enable else None
+    _apply(selected, config.allow_plugins)
+    loaded_roles = found if config.enable else None
+
+
+def _gpu_reasons(config: Settings) -> list[Reason]:
+    """No GPU, which may be why the host does not import, where torch can tell."""
+    import sys
+
+    from sglang_exact import scope
+
+    torch = sys.modules.get("torch")
+    if config.rehearsal or torch is None or torch.cuda.is_available():
+        return []
+    return scope.gpu_reasons(None)
 
 
 def _apply(selected: list[Hook], allowed: tuple[str, ...]) -> None:

@@ -89,6 +89,6 @@ def _reason(name: str, mnk: tuple[int, int, int], result: Any) -> Reason:
         f"{result.calls} equal calls gave other bits ({result.elements} elements, "
         f"first in call {result.first})",
         "equal bits from equal calls",
-        "run scripts/apply_patches --check; if the headers are fenced, this card or "
-        "its driver has a race that is not known: report it",
+        "run python -m sglang_exact.patching --check; if the headers are fenced, this "
+        "card or its driver has a race that is not known: report it",
     )

@@ -23,6 +23,9 @@ _FALSE = {"", "0", "false", "no", "off"}
 HOST_VARIABLES = ("SGLANG_EXACT_CHUNK_FILL",)
 """The host's own names with this prefix (sglang/srt/environ.py)."""
 
+LAUNCHER_VARIABLE = "SGLANG_EXACT_LAUNCHER"
+"""Pid of the process that starts the ranks; written by the overlay (`roles.sign`)."""
+
 VARIABLES: dict[str, str] = {
     "SGLANG_EXACT_ENABLE": "turn the overlay on (0 or 1)",
     "SGLANG_EXACT_ALLOW_UNPINNED_HOST": (
@@ -117,7 +120,8 @@ def read(environ: Mapping[str, str]) -> tuple[Settings, list[Reason]]:
     """Read the settings; unknown names and bad values come back as reasons."""
     reasons: list[Reason] = []
     for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in (*VARIABLES, *HOST_VARIABLES):
+        known = (*VARIABLES, *HOST_VARIABLES, LAUNCHER_VARIABLE)
+        if name.startswith(PREFIX) and name not in known:
             reasons.append(
                 Reason(
                     f"unknown variable {name}",

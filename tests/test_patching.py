@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -107,34 +111,6 @@ def test_insertion_without_context_lands_after_its_line() -> None:
     assert patching.apply_diff("a\nb\n", "@@ -2 +1,0 @@\n-b\n") == "a\n"
 
 
-def test_old_version_gets_a_private_tree_and_keeps_its_own(
-    tmp_path: Path, entries: tuple[Entry, ...], folder: Path
-) -> None:
-    install = wheel(tmp_path, "1.0", BEFORE)
-    before = snapshot(install.root)
-    tree = patching.prepare(install, entries, tmp_path / "cache", folder)
-    assert tree.private
-    copied = tree.root / Path(FILE).relative_to("deep_gemm")
-    assert copied.read_text() == AFTER
-    assert (copied.parent / "other.cuh").read_text() == "other\n"
-    assert snapshot(install.root) == before
-    assert patching.prepare(install, entries, tmp_path / "cache", folder) == tree
-    assert list((tmp_path / "cache").glob("*/*.partial.*")) == []
-    (reason,) = patching.reasons(install, entries)
-    assert "without the fence" in reason.found
-
-
-def test_new_version_is_used_as_it_is(
-    tmp_path: Path, entries: tuple[Entry, ...], folder: Path
-) -> None:
-    install = wheel(tmp_path, "1.1", AFTER)
-    assert patching.reasons(install, entries) == []
-    tree = patching.prepare(install, entries, tmp_path / "cache", folder)
-    assert not tree.private
-    assert tree.root == install.root / "deep_gemm"
-    assert not (tmp_path / "cache").exists()
-
-
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("text", [BEFORE + "\n", "", AFTER + " "])
 def test_unknown_content_is_refused(
@@ -142,12 +118,9 @@ def test_unknown_content_is_refused(
 ) -> None:
     install = wheel(tmp_path, version, text)
     with pytest.raises(Refused, match="force-reinstall"):
-        patching.prepare(install, entries, tmp_path / "cache", folder)
-    with pytest.raises(Refused, match="force-reinstall"):
         patching.patch_in_place(install, entries, folder)
     assert patching.reasons(install, entries)
     assert (install.root / FILE).read_text() == text
-    assert not (tmp_path / "cache").exists()
 
 
 def test_new_version_that_lost_the_fence_is_refused(
@@ -164,7 +137,7 @@ def test_unknown_version_and_missing_file_are_refused(
 ) -> None:
     install = wheel(tmp_path, "2.0", AFTER)
     with pytest.raises(Refused, match="one of 1.0, 1.1, 1.2"):
-        patching.prepare(install, entries, tmp_path / "cache", folder)
+        patching.patch_in_place(install, entries, folder)
     (install.root / FILE).unlink()
     assert "no file" in patching.reasons(Install("1.1", install.root), entries)[0].found
     assert patching.reasons(None, entries)
@@ -175,22 +148,10 @@ def test_wrong_diff_leaves_nothing_behind(
 ) -> None:
     install = wheel(tmp_path, "1.0", BEFORE)
     (folder / "fence.patch").write_text(DIFF.replace("fence_view", "no_fence"))
-    with pytest.raises(ValueError, match="expected"):
-        patching.prepare(install, entries, tmp_path / "cache", folder)
+    before = snapshot(install.root)
     with pytest.raises(ValueError, match="expected"):
         patching.patch_in_place(install, entries, folder)
-    assert (install.root / FILE).read_text() == BEFORE
-    assert [p for p in (tmp_path / "cache").rglob("*") if p.is_file()] == []
-
-
-def test_tampered_private_tree_is_refused(
-    tmp_path: Path, entries: tuple[Entry, ...], folder: Path
-) -> None:
-    install = wheel(tmp_path, "1.0", BEFORE)
-    tree = patching.prepare(install, entries, tmp_path / "cache", folder)
-    (tree.root / Path(FILE).relative_to("deep_gemm")).write_text(BEFORE)
-    with pytest.raises(Refused, match="remove"):
-        patching.prepare(install, entries, tmp_path / "cache", folder)
+    assert snapshot(install.root) == before
 
 
 def test_in_place_only_when_asked_and_never_through_a_hard_link(
@@ -203,38 +164,7 @@ def test_in_place_only_when_asked_and_never_through_a_hard_link(
     assert (install.root / FILE).read_text() == AFTER
     assert linked.read_text() == BEFORE
     assert not patching.patch_in_place(install, entries, folder)
-    tree = patching.prepare(install, entries, tmp_path / "cache", folder)
-    assert not tree.private
-
-
-def test_kernel_cache_is_named_by_the_patch(
-    tmp_path: Path, entries: tuple[Entry, ...], folder: Path
-) -> None:
-    names = {patching.digest(e, folder) for e in entries}
-    assert len(names) == len(entries)
-    (folder / "fence.patch").write_text(DIFF + "\n")
-    assert patching.digest(entries[0], folder) not in names
-    install = wheel(tmp_path, "1.1", AFTER)
-    tree = patching.prepare(install, entries, tmp_path / "cache", folder)
-    (path,) = patching.environment(tree).values()
-    assert tree.digest in path
-    assert list(patching.environment(tree)) == ["SGLANG_DG_CACHE_DIR"]
-
-
-def test_kernels_of_other_headers_are_found(
-    tmp_path: Path, entries: tuple[Entry, ...], folder: Path
-) -> None:
-    install = wheel(tmp_path, "1.0", BEFORE)
-    tree = patching.prepare(install, entries, tmp_path / "cache", folder)
-    assert patching.compiled_reasons(tree) == []
-    for name, root in (("good", tree.root), ("bad", install.root / "deep_gemm")):
-        made = tree.jit_cache / "cache" / name
-        made.mkdir(parents=True)
-        config = {"config": {"include_dirs": [str(root / "include")]}}
-        (made / "meta.json").write_text(json.dumps(config))
-    (reason,) = patching.compiled_reasons(tree)
-    assert "1 kernels" in reason.found
-    assert "bad" in reason.found
+    assert patching.reasons(install, entries) == []
 
 
 def test_shipped_manifest_is_whole() -> None:
@@ -259,10 +189,12 @@ def test_manifest_of_another_format_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "word"),
     [
-        (["--wheel-version", "9.9"], 2, "0.2.3.post2"),
-        (["--wheel-version", "0.2.0"], 2, "force-reinstall"),
+        (["--in-place", "--wheel-version", "9.9"], 2, "0.2.3.post2"),
+        (["--in-place", "--wheel-version", "0.2.0"], 2, "force-reinstall"),
         (["--check", "--wheel-version", "0.2.0"], 1, "force-reinstall"),
+        (["--wheel-version", "0.2.0"], 1, "force-reinstall"),
         ([], 2, "--wheel-version"),
+        (["--check", "--in-place", "--wheel-version", "0.2.0"], 2, "not allowed"),
     ],
 )
 def test_script_refuses(
@@ -270,12 +202,67 @@ def test_script_refuses(
 ) -> None:
     install = wheel(tmp_path, "1.0", BEFORE)
     command = [sys.executable, str(ROOT / "scripts" / "apply_patches")]
-    command += ["--target-dir", str(tmp_path / "cache")]
     command += ["--wheel-root", str(install.root), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == code
     assert word in done.stdout + done.stderr
-    assert not (tmp_path / "cache").exists()
+    assert "Traceback" not in done.stderr
+    assert (install.root / FILE).read_text() == BEFORE
+
+
+def test_the_fix_that_the_refusal_names(
+    tmp_path: Path, entries: tuple[Entry, ...], folder: Path
+) -> None:
+    """Each command of the message is run as it is written; then there is no refusal.
+
+    The package lies as pip and as git lay it; its manifest knows a synthetic header.
+    """
+    (reason,) = patching.reasons(wheel(tmp_path, "1.0", BEFORE), entries)
+    for number, (shape, patches) in enumerate(
+        (("installed", "sglang_exact/_patches"), ("checkout", "patches"))
+    ):
+        home = tmp_path / shape
+        shutil.copytree(
+            ROOT / "sglang_exact",
+            home / "sglang_exact",
+            ignore=lambda folder, names: {"_patches", "__pycache__"} & set(names),
+        )
+        shutil.copytree(folder, home / patches)
+        manifest = {"format": 1, "entries": [e._asdict() for e in entries]}
+        (home / patches / "manifest.json").write_text(json.dumps(manifest))
+        (home / "scripts").mkdir()
+        shutil.copy(ROOT / "scripts" / "apply_patches", home / "scripts")
+        install = wheel(home, "1.0", BEFORE)
+        info = install.root / "sgl_deep_gemm-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: sgl-deep-gemm\nVersion: 1.0\n"
+        )
+        found = re.findall(
+            r"python -m [^()]+--in-place|scripts/\S+ --in-place", reason.fix
+        )
+        assert len(found) == 2
+        command = shlex.split(found[number])
+        python = [sys.executable] if number else [sys.executable, *command[1:]]
+        command = [*python, *command] if number else python
+
+        def run(*words: str, home: Path = home, site: Path = install.root) -> int:
+            env = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{home}"}
+            return subprocess.run(words, cwd=home, env=env, check=False).returncode
+
+        check = (sys.executable, "-m", "sglang_exact.patching")
+        assert run(*check) == 1
+        # Control: what changes nothing leaves the refusal.
+        assert run(*command[:-1]) == 1
+        assert run(*command) == 0
+        assert run(*check) == 0
+        assert (install.root / FILE).read_text() == AFTER
+
+
+def copied(install: Install, into: Path) -> Install:
+    """The unpacked wheel once more, to be edited: other tests share the first."""
+    shutil.copytree(install.root, into / "copy")
+    return Install(install.version, into / "copy")
 
 
 FENCES = {"0.2.0": 2, "0.2.2": 2, "0.2.3": 3, "0.2.3.post2": 3, "0.2.5": 3}
@@ -290,10 +277,11 @@ def test_fences_in_machine_code(tmp_path: Path, version: str, fences: int) -> No
     sass = compile_sm120(include, version, tmp_path, ptx=False)
     assert sass.count("FENCE.VIEW.ASYNC") == fences
     assert sass.count("HMMA.16816.F32.BF16") == 32
-    entries = patching.load_manifest()
-    tree = patching.prepare(install, entries, tmp_path / "cache")
-    assert tree.private == (fences == 2)
-    patched = compile_sm120(tree.root / "include", version, tmp_path, ptx=False)
+    install = copied(install, tmp_path)
+    changed = patching.patch_in_place(install, patching.load_manifest())
+    assert changed == (fences == 2)
+    include = install.root / "deep_gemm" / "include"
+    patched = compile_sm120(include, version, tmp_path, ptx=False)
     assert patched.count("FENCE.VIEW.ASYNC") == 3
     assert patched.count("HMMA.16816.F32.BF16") == 32
 
@@ -302,50 +290,6 @@ def test_fences_in_machine_code(tmp_path: Path, version: str, fences: int) -> No
 def test_patched_headers_are_the_released_ones(tmp_path: Path) -> None:
     released = (wheel_root("0.2.3") / FILE).read_bytes()
     for version in ("0.2.0", "0.2.2"):
-        install = Install(version, wheel_root(version))
-        target = tmp_path / version
-        tree = patching.prepare(install, patching.load_manifest(), target)
-        made = tree.root / Path(FILE).relative_to("deep_gemm")
-        assert made.read_bytes() == released
-
-
-ACTIVATE = """
-import sys
-from pathlib import Path
-import torch, deep_gemm
-from sglang_exact.patching import Tree, activate, compiled_reasons
-root, cache = map(Path, sys.argv[1:])
-wheel = Path(deep_gemm.__file__).parent
-activate(Tree(root, "x", True, cache))
-deep_gemm.use_deterministic_algorithms(True)
-a = torch.randn(64, 512, device="cuda").bfloat16()
-out = torch.empty(64, 64, device="cuda", dtype=torch.bfloat16)
-deep_gemm.bf16_gemm_nt(a, a, out)
-torch.cuda.synchronize()
-assert list(cache.glob("cache/*/meta.json"))
-assert compiled_reasons(Tree(root, "x", True, cache)) == []
-assert compiled_reasons(Tree(wheel, "x", True, cache))
-"""
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-def test_private_headers_are_the_ones_compiled(tmp_path: Path) -> None:
-    import os
-    import shutil
-
-    install = patching.find_install()
-    if install is None:
-        pytest.skip("no DeepGEMM installed")
-    root, cache = tmp_path / "headers", tmp_path / "jit"
-    shutil.copytree(install.root / "deep_gemm" / "include", root / "include")
-    # DeepGEMM may itself come from PYTHONPATH.
-    paths = os.pathsep.join([str(ROOT), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", ACTIVATE, str(root), str(cache)],
-        env={**os.environ, "DG_JIT_CACHE_DIR": str(cache), "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+        install = copied(Install(version, wheel_root(version)), tmp_path / version)
+        assert patching.patch_in_place(install, patching.load_manifest())
+        assert (install.root / FILE).read_bytes() == released

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sglang-exact doctor`: what is installed, does it match the pins, what to do.
 
-Reads metadata and source files, imports neither torch nor SGLang, and runs without
-a GPU. Exit status 0 when nothing fails, 1 otherwise; a warning does not fail.
+Reads metadata and source files, imports neither torch nor SGLang itself, and runs
+without a GPU. Whether the host imports is tried in a process of its own. Exit status 0
+when nothing fails, 1 otherwise; a warning does not fail.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -71,6 +73,55 @@ def host_checks() -> list[Check]:
     reasons = compat.reasons(names)
     text = f"SGLang {host.version('sglang')}, {len(names)} pinned targets match"
     return _from_reasons("host", reasons, FAIL, text)
+
+
+IMPORTS = """
+import json, sys
+from sglang_exact import gate, hooks
+found = gate.import_reasons(hooks.ALL)
+sys.stdout.write("\\n" + json.dumps([list(reason) for reason in found]))
+"""
+
+
+def _import_reasons(environ: Mapping[str, str]) -> list[Reason]:
+    """What the host's modules say on import, in a process of its own."""
+    import orjson
+
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", IMPORTS],
+        env={**environ, "SGLANG_EXACT_ENABLE": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    last = done.stdout.splitlines()[-1:] if done.returncode == 0 else []
+    if last:
+        return [Reason(*words) for words in orjson.loads(last[0])]
+    why = " ".join(done.stderr.split("\n")[-2:]).strip()
+    return [
+        Reason(
+            f"a process that ended with status {done.returncode} while it imported "
+            f"SGLang ({why})",
+            "a host that imports",
+            "repair what it names; see the end of python -c 'import "
+            "sglang.srt.entrypoints.http_server'",
+        )
+    ]
+
+
+def import_checks(environ: Mapping[str, str]) -> list[Check]:
+    """Does the host import? Without a GPU only under the rehearsal's mends."""
+    if host.root() is None:
+        return []
+    reasons = _import_reasons(environ)
+    if reasons and not machine.gpus():
+        from sglang_exact.rehearsal.environment import environment
+
+        if not _import_reasons(environment(environ)):
+            text = f"under the rehearsal alone, without a GPU; else {reasons[0].found}"
+            return [Check(WARN, "import of the host", text, reasons[0].fix)]
+    text = "every module that a hook changes imports"
+    return _from_reasons("import of the host", reasons, FAIL, text)
 
 
 def stack_checks(environ: Mapping[str, str]) -> list[Check]:
@@ -185,6 +236,8 @@ def checks(environ: Mapping[str, str], folder: Path, gpu: bool = True) -> list[C
         *host_checks(),
         *stack_checks(environ),
         *(gpu_checks() if gpu else ()),
+        # An image is built without the driver that some modules want.
+        *(import_checks(environ) if gpu else ()),
         *patch_checks(),
         *loading_checks(environ),
         *shadow_checks(folder),

@@ -109,8 +109,8 @@ def _test_hooks(config: Settings) -> list[Hook]:
     return found
 
 
-def select(config: Settings, role: str) -> list[Hook]:
-    """The hooks that a process of this role registers under these settings.
+def select(config: Settings, *roles: str) -> list[Hook]:
+    """The hooks that a process of these roles registers under these settings.
 
     A disabled hook leaves with everything that shares its name as a prefix.
     """
@@ -119,10 +119,10 @@ def select(config: Settings, role: str) -> list[Hook]:
         found = [
             hook
             for hook in ALL
-            if role in hook.roles
+            if set(roles) & set(hook.roles)
             and not any(hook.name.startswith(off) for off in config.disabled_hooks)
         ]
-    if role == SCHEDULER:
+    if SCHEDULER in roles:
         found += _test_hooks(config)
     return found
 

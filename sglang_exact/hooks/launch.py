@@ -7,7 +7,7 @@ Why: the host accepts arguments under which plain decode and verify differ
 What: before ServerArgs.resolve_once the fixed arguments are set; before
     check_server_args (all resolved, nothing spawned, no weights) the set-up is
     checked as a whole; after the ranks report, each must have attested the same,
-    and their number joins the attestation.
+    and their number joins the attestation, as do the hooks of this process.
 Scope: the launching process, whatever the entry point (launch_server, `sglang
     serve`, sglang.Engine).
 Retire when: never; this is the overlay's own contract.
@@ -20,10 +20,18 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from sglang_exact import attestation, gate, patching, scope, scope_model, settings
+from sglang_exact import (
+    attestation,
+    gate,
+    patching,
+    roles,
+    scope,
+    scope_model,
+    settings,
+)
 from sglang_exact.hooks.base import MAIN, Hook, effect_reasons
 from sglang_exact.hooks.rank import setup_reasons
-from sglang_exact.reasons import Reason, Refused
+from sglang_exact.reasons import Reason
 
 
 def fill_arguments(self: Any) -> None:
@@ -32,7 +40,7 @@ def fill_arguments(self: Any) -> None:
         return
     reasons = scope.fill(self)
     if reasons:
-        raise Refused([*reasons, *_early_reasons(self)])
+        gate.refuse([*reasons, *_early_reasons(self)])
 
 
 def _early_reasons(args: Any) -> list[Reason]:
@@ -70,10 +78,15 @@ def _effect_reasons() -> list[Reason]:
 
     The gate looked right after the host applied them; another plugin may come later.
     """
-    config, _ = settings.read(os.environ)
+    return [r for hook in _main_hooks() for r in effect_reasons(hook)]
+
+
+def _main_hooks() -> list[Hook]:
+    """The hooks of the process that serves HTTP."""
     from sglang_exact import hooks
 
-    return [r for hook in hooks.select(config, MAIN) for r in effect_reasons(hook)]
+    config, _ = settings.read(os.environ)
+    return hooks.select(config, MAIN)
 
 
 def _capability(device: str) -> tuple[int, int] | None:
@@ -116,7 +129,8 @@ def check_arguments(self: Any) -> None:
             reasons += patching.reasons(install, patching.load_manifest())
     reasons += _beside_reasons(cfg)
     if reasons:
-        raise Refused(reasons)
+        gate.refuse(reasons)
+    roles.sign()
 
 
 def _beside_reasons(cfg: Any) -> list[Reason]:
@@ -199,11 +213,11 @@ def attest_ranks(
     """Around _wait_for_scheduler_ready: every rank attested, and all the same."""
     try:
         result = original_fn(scheduler_pipe_readers, scheduler_procs)
-    except RuntimeError as error:
+    except RuntimeError:
         left = [p.exitcode == gate.EXIT_STATUS for p in scheduler_procs]
         if not any(left):
             raise
-        raise Refused(
+        gate.refuse(
             [
                 Reason(
                     f"rank(s) {[i for i, x in enumerate(left) if x]} refused to start",
@@ -211,14 +225,33 @@ def attest_ranks(
                     "see the reasons that the rank printed above",
                 )
             ]
-        ) from error
+        )
     reasons = attestation.rank_reasons([info.get(attestation.KEY) for info in result])
     reasons += _effect_reasons()
     if reasons:
-        raise Refused(reasons)
+        gate.refuse(reasons)
+    from sglang_exact import plugin
+
     for info in result:
         info[attestation.KEY]["ranks"] = len(result)
+        info[attestation.KEY]["http"] = {
+            "roles": list(plugin.loaded_roles or ()),
+            "hooks": [hook.name for hook in _main_hooks()],
+        }
     return result
+
+
+def attest_engine(
+    tokenizer_manager: Any, scheduler_init_result: Any, startup_tic: float
+) -> None:
+    """Before Engine._set_startup_time: no rank was started in another way.
+
+    An engine that launches its ranks itself (sglang.srt.ray.engine.RayEngine) does not
+    wait in `_wait_for_scheduler_ready`, and its ranks may not load plugins.
+    """
+    infos = scheduler_init_result.scheduler_infos
+    if reasons := attestation.rank_reasons([x.get(attestation.KEY) for x in infos]):
+        gate.refuse(reasons)
 
 
 HOOKS = (
@@ -245,6 +278,13 @@ HOOKS = (
         target="sglang.srt.entrypoints.engine._wait_for_scheduler_ready",
         kind="AROUND",
         replacement=attest_ranks,
+        roles=(MAIN,),
+    ),
+    Hook(
+        name="attest_engine",
+        target="sglang.srt.entrypoints.engine.Engine._set_startup_time",
+        kind="BEFORE",
+        replacement=attest_engine,
         roles=(MAIN,),
     ),
 )

@@ -40,15 +40,17 @@ def check_rank(
     The host would log a traceback and kill the launcher; this way the launcher reads
     the rank's exit status and ends with a message of its own.
     """
-    from sglang_exact import gate, hooks, scope
+    from sglang_exact import gate, hooks, roles, scope
 
     config, reasons = settings.read(os.environ)
     reasons += scope.environment_reasons(os.environ)
+    unsigned = roles.launcher_reasons(os.environ)
+    reasons += unsigned
     for hook in hooks.select(config, hooks.SCHEDULER):
         reasons += effect_reasons(hook)
     reasons += setup_reasons(server_args)
     if reasons:
-        gate.leave(Refused(reasons))
+        gate.leave(Refused(reasons), tell_parent=bool(unsigned))
     try:
         original_fn(self, server_args, port_args)
     except Refused as refusal:
@@ -58,8 +60,7 @@ def check_rank(
 def setup_reasons(server_args: Any) -> list[Reason]:
     """Reasons in the resolved arguments and the model, as this rank got them.
 
-    The launching process looks first, but not if it is a child of another one (which
-    counts as a rank) or resolved its arguments before it loaded plugins.
+    The launching process looks first; a rank does not rely on it.
     """
     from sglang.srt.arg_groups.overrides import model_config_of, resolved_view
 

@@ -15,6 +15,7 @@ import pytest
 from sglang_exact import compat, host, launch_server
 from sglang_exact.cli import doctor, env, machine
 from sglang_exact.reasons import Refused
+from sglang_exact.rehearsal.environment import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = ("check", "allow_unpinned_host")
@@ -57,7 +58,7 @@ def sglang_exact(
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
 
@@ -79,7 +80,7 @@ def test_rehearsal_outside_its_environment() -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 1
@@ -129,6 +130,65 @@ def test_the_pinned_host_passes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     assert "[FAIL]" not in done.stdout
     assert "[ok  ] host: SGLang 0.5.23" in done.stdout
+
+
+@pytest.mark.host
+def test_host_that_does_not_import(tmp_path: Path) -> None:
+    """A broken dependency: one line with its error; the launcher says the same."""
+    stub = tmp_path / "zmq"
+    stub.mkdir()
+    (stub / "__init__.py").write_text("raise ImportError('broken on purpose')\n")
+    env = environment({**os.environ, "PYTHONPATH": str(tmp_path)})
+    code = "from sglang_exact.cli import main; main()"
+    for command, status in (
+        (("-c", code, "doctor"), 1),
+        (("-m", "sglang_exact.launch_server", "--exact-check", "--model-path", "m"), 3),
+        (("-m", "sglang_exact.launch_server", "--help"), 0),
+    ):
+        done = subprocess.run(
+            [sys.executable, *command],
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        shown = done.stdout + done.stderr
+        assert done.returncode == status, shown
+        assert shown.count("ImportError: broken on purpose") == 1, shown
+        assert "Traceback" not in shown
+        assert "pip install 'sglang" not in shown
+        if "--help" in command:
+            assert done.stdout.startswith(launch_server.HELP)
+
+
+@pytest.mark.host
+def test_launcher_without_a_gpu() -> None:
+    """No GPU and no rehearsal: what is missing, in a line each; help all the same."""
+    paths = [str(ROOT), str(ROOT / "kernels")]
+    base = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_")}
+    env = {**base, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}
+    module = ("-W", "ignore", "-m", "sglang_exact.launch_server")
+    done = {
+        flag: subprocess.run(
+            [sys.executable, *module, flag, "--model-path", "m"],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        for flag in ("--exact-check", "--help")
+    }
+    refused = done["--exact-check"].stderr
+    assert done["--exact-check"].returncode == 3
+    assert "Traceback" not in refused
+    assert refused.count("  - found ") <= 2, refused
+    assert "  - found no CUDA GPU" in refused
+    assert done["--help"].returncode == 0, done["--help"].stderr
+    assert "--tensor-parallel-size" in done["--help"].stdout
+    assert "Traceback" not in done["--help"].stderr
 
 
 def test_changed_host_fails(monkeypatch: pytest.MonkeyPatch) -> None:

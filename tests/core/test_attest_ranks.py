@@ -31,6 +31,18 @@ def hooks_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_equal_ranks_are_counted() -> None:
     found = attest(info(0), info(1))
     assert [x[attestation.KEY]["ranks"] for x in found] == [2, 2]
+    assert [set(x[attestation.KEY]["http"]) for x in found] == [{"roles", "hooks"}] * 2
+
+
+def test_an_engine_that_starts_its_ranks_itself() -> None:
+    """It never waits where ranks attest, and its ranks may not load plugins."""
+    for infos, good in (([info(0)], True), ([{"status": "ready"}], False)):
+        result = SimpleNamespace(scheduler_infos=infos)
+        if good:
+            launch.attest_engine(None, result, 0.0)
+        else:
+            with pytest.raises(Refused, match="no attestation from rank"):
+                launch.attest_engine(None, result, 0.0)
 
 
 @pytest.mark.parametrize("name", ["version", "digest", "hooks", "host_fingerprint"])

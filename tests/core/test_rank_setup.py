@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sglang_exact import gate, hooks, scope, scope_model
+from sglang_exact import gate, hooks, roles, scope, scope_model
 from sglang_exact.hooks import launch, rank
 from sglang_exact.reasons import Reason, Refused
 
@@ -30,13 +30,14 @@ def test_rank_looks_at_arguments_and_model(
     reason = Reason("--attention-backend fa3", "triton", "drop it")
     left: list[Refused] = []
 
-    def leave(refusal: Refused) -> None:
+    def leave(refusal: Refused, **_: bool) -> None:
         left.append(refusal)
         raise Left
 
     monkeypatch.setattr(gate, "leave", leave)
     monkeypatch.setattr(hooks, "select", lambda config, role: [])
     monkeypatch.setattr(scope, "environment_reasons", lambda environ: [])
+    monkeypatch.setattr(roles, "launcher_reasons", lambda environ: [])
     monkeypatch.setattr(rank, "setup_reasons", lambda args: [reason] if wrong else [])
     started: list[Any] = []
 

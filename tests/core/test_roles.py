@@ -4,31 +4,71 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+from types import SimpleNamespace
 
 import pytest
 
 from sglang_exact import hooks, roles
-from sglang_exact.settings import Settings
+from sglang_exact.settings import LAUNCHER_VARIABLE, Settings
+
+BOTH = (hooks.MAIN, hooks.SCHEDULER)
 
 
-def run_scheduler_process() -> str:
-    return roles.current()
+def called_from(module: str, name: str) -> tuple[str, ...]:
+    """The roles, as the plugin loader called from this function would find them."""
+    space = {"__name__": module, "current": roles.current}
+    exec(f"def {name}(): return current()", space)
+    found: tuple[str, ...] = space[name]()  # type: ignore[operator]
+    return found
 
 
-def run_detokenizer_process() -> str:
-    return roles.current()
+@pytest.fixture
+def parent(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """This process is a child of another one."""
+    found = SimpleNamespace(pid=os.getpid() + 1)
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: found)
+    return found
 
 
 def test_roles_by_entry_function() -> None:
-    assert run_scheduler_process() == hooks.SCHEDULER
-    assert run_detokenizer_process() == roles.OTHER
-    assert roles.current() == hooks.MAIN
+    managers = "sglang.srt.managers"
+    rank = called_from(f"{managers}.scheduler", "run_scheduler_process")
+    assert rank == (hooks.SCHEDULER,)
+    for module, name in (
+        ("detokenizer_manager", "run_detokenizer_process"),
+        ("data_parallel_controller", "run_data_parallel_controller_process"),
+    ):
+        assert called_from(f"{managers}.{module}", name) == ()
+    assert roles.current() == (hooks.MAIN,)
 
 
-def test_unknown_child_counts_as_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hooks too many cost time, hooks too few cost exactness."""
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: object())
-    assert roles.current() == hooks.SCHEDULER
+def test_unknown_child_takes_every_role(parent: SimpleNamespace) -> None:
+    """It may serve HTTP or be a rank; a function of the same name proves nothing."""
+    assert roles.current() == BOTH
+    assert called_from("a_framework", "run_detokenizer_process") == BOTH
+    assert called_from("a_framework", "run_scheduler_process") == BOTH
+
+
+def test_every_hook_once_in_an_unknown_child() -> None:
+    found = hooks.select(Settings(enable=True), *BOTH)
+    assert found == list(hooks.ALL)
+
+
+def test_a_rank_asks_who_started_it(
+    parent: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(roles.launcher_reasons({})) == 1
+    signed = {LAUNCHER_VARIABLE: str(parent.pid)}
+    assert roles.launcher_reasons(signed) == []
+    # What a process further up signed says nothing about the one in between.
+    parent.pid += 1
+    assert len(roles.launcher_reasons(signed)) == 1
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: None)
+    monkeypatch.setattr(os, "environ", {})
+    assert len(roles.launcher_reasons(os.environ)) == 1
+    roles.sign()
+    assert roles.launcher_reasons(os.environ) == []
 
 
 def test_selection() -> None:

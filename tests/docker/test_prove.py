@@ -53,8 +53,8 @@ def test_plain_flags_are_the_exact_ones_without_speculation(
 ) -> None:
     argv = ["--out", str(tmp_path / "new"), "--", *flags("verify")]
     argv += ["--api-key", "secret"]
-    status, given = stages(prove, monkeypatch, argv, 0, 1)
-    assert status == 1
+    status, given = stages(prove, monkeypatch, argv, 0, 0)
+    assert status == 0
     assert [name for name, _, _ in given] == ["plain", "exact"]
     where = prove.OURS
     assert given[0][1] == prove.without(flags("plain"), where)
@@ -112,6 +112,9 @@ def test_flags_are_cut_whole(prove: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
+        ([], "found no --model-path"),
+        (["--"], "found no --model-path"),
+        (["--ask", "'", "--", *flags("verify")], "expected balanced quotes"),
         (["--", "--speculative-algorithm", "NGRAM"], "found no --model-path"),
         (["--", "--model-path", "m"], "found no --speculative-algorithm"),
         (["--reference", "nowhere", "--", *flags("verify")], "found no file nowhere"),
@@ -127,6 +130,35 @@ def test_what_cannot_be_proven(tmp_path: Path, argv: list[str], said: str) -> No
     assert done.returncode == 2
     assert said in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("out", ["file", "file/below", "none"])
+def test_what_cannot_be_run_is_no_divergence(tmp_path: Path, out: str) -> None:
+    """A folder that is none, and a Python without the package: 2 and a sentence."""
+    (tmp_path / "file").write_text("")
+    command = [sys.executable, *(("-I", "-S") if out == "none" else ()), str(SCRIPT)]
+    done = proof([*command, "--out", str(tmp_path / out), "--", *flags("verify")])
+    assert done.returncode == 2
+    assert "; expected " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_client_that_broke_is_no_divergence(
+    prove: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Only a written result makes a divergence of status 1."""
+    argv = ["--out", str(tmp_path), "--", *flags("verify")]
+    for status, expected in ((1, 2), (-9, 2), (137, 2), (130, 130)):
+        assert stages(prove, monkeypatch, argv, 0, status)[0] == expected
+    monkeypatch.setattr(prove, "set_aside", lambda out, keep: None)
+    (tmp_path / "result.json").write_text("{}")
+    assert stages(prove, monkeypatch, argv, 0, 1)[0] == 1
+
+    def full(*_: Any) -> int:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(prove, "served", full)
+    assert prove.main(argv) == 2
 
 
 def proof(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from traffic import prompt
@@ -18,6 +19,7 @@ from sglang_exact.rehearsal.server import Server
 from sglang_exact.rehearsal.tokenizer import piece
 
 TOKENS = 10
+CHILD_SERVER = Path(__file__).parents[1] / "launch" / "child_server.py"
 
 
 class TextServer(Server):
@@ -32,6 +34,17 @@ class TextServer(Server):
     def command(self) -> list[str]:
         line = [x for x in super().command() if x != "--skip-tokenizer-init"]
         return [*line, "--enable-custom-logit-processor"]
+
+
+class ChildServer(TextServer):
+    """Served from a child process of another program, by the plugin alone."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, mode="plugin", **options)
+
+    def command(self) -> list[str]:
+        python, _, _, *rest = super().command()
+        return [python, str(CHILD_SERVER), *rest]
 
 
 class OverlapServer(TextServer):

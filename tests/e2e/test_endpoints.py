@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every way in answers as plain decoding does, or refuses in words.
 
-One plain and one speculative server; native, OpenAI, Anthropic and Ollama endpoints;
-parallel sampling, nothing to generate, the end of the context. Half of the drafts are
-wrong.
+One plain server, and a speculative one in a child process of another program; native,
+OpenAI, Anthropic and Ollama endpoints; parallel sampling, nothing to generate, the end
+of the context. Half of the drafts are wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from endpoint_cases import (
     put_together,
     steady,
 )
-from request_cases import TextServer
+from request_cases import ChildServer, TextServer
 from traffic import prompt, small_models, speak_json
 
 from sglang_exact.rehearsal import oracle
@@ -79,7 +79,7 @@ def spec(folder: Path, plain: Server) -> Iterator[Server]:
     oracle.write_plan(plan, 0.5, known)
     flags = [*FLAGS, *draft_flags("dflash", folder / "dflash")]
     env = {oracle.VARIABLE: str(plan)}
-    with TextServer(folder / "target", flags=flags, env=env) as server:
+    with ChildServer(folder / "target", flags=flags, env=env) as server:
         yield server
 
 
@@ -137,6 +137,17 @@ def test_comparison_sees_a_difference(plain: Server, expected: dict[str, Any]) -
         case = by_name[name]
         found = ask(plain, case._replace(body={**case.body, **change}))
         assert found != expected[name], name
+
+
+def test_child_process_has_the_hooks_of_http(plain: Server, spec: Server) -> None:
+    """A retraction that reached the scheduler would end the server."""
+    found = [server.info()["sglang_exact"] for server in (plain, spec)]
+    assert [x["http"]["roles"] for x in found] == [["main"], ["main", "scheduler"]]
+    assert found[0]["http"]["hooks"] == found[1]["http"]["hooks"] != []
+    assert [x["roles"] for x in found] == [["scheduler"]] * 2
+    with pytest.raises(RuntimeError, match="HTTP 400.*mode 'retract'"):
+        spec.client.request("/pause_generation", {"mode": "retract"})
+    assert spec.client.is_ready()
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)

@@ -7,15 +7,21 @@ every hook is wired, not the rounding of a GPU.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from sglang_exact.rehearsal import oracle
 from sglang_exact.rehearsal.arms import Arm, Pass, Result, Setup, make_prompts, run_arm
 from sglang_exact.rehearsal.client import Completion
+from sglang_exact.rehearsal.environment import environment
 
 pytestmark = [pytest.mark.host, pytest.mark.e2e]
 
+ENGINE = Path(__file__).parents[1] / "launch" / "engine_in_process.py"
 SHORT = (0, 1)
 # Longer than one KV tile of 256: below it decode and verify attention agree anyway.
 LONG = (2,)
@@ -92,6 +98,48 @@ def test_ngram_through_the_plugin_alone(
     found = run_arm(arm, setup, reference, print)
     assert all(row.as_promised for row in found.rows), show(found)
     attested(found)
+
+
+def test_engine_in_a_program(setup: Setup, reference: list[Completion]) -> None:
+    """sglang.Engine without HTTP: the same bits, the same refusals, and it attests."""
+    plan = setup.work / "oracle-engine.json"
+    known = [(p, c.ids) for p, c in zip(setup.prompts, reference, strict=True)]
+    oracle.write_plan(plan, RATE, known)
+    asked = {
+        "arguments": {
+            "model_path": str(setup.target), "device": "cpu", "sleep_on_idle": True,
+            "attention_backend": "triton", "mem_fraction_static": 0.3,
+            "max_total_tokens": 8192, "max_running_requests": 8,
+            "disable_overlap_schedule": True, "skip_tokenizer_init": True,
+            "cuda_graph_backend_decode": "disabled",
+            "speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": 4,
+            "speculative_draft_model_path": str(setup.drafts["dflash"]),
+            "speculative_draft_load_format": "dummy",
+            "speculative_draft_attention_backend": "triton",
+        },
+        "prompts": [setup.prompts[i] for i in SHORT],
+        "max_new_tokens": setup.new_tokens,
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(ENGINE), json.dumps(asked)],
+        env=environment() | {"SGLANG_EXACT_ENABLE": "1", oracle.VARIABLE: str(plan)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    for answer, i in zip(found["answers"], SHORT, strict=True):
+        meta = answer["meta_info"]
+        assert answer["output_ids"] == reference[i].ids
+        logprobs = [row[0] for row in meta["output_token_logprobs"]]
+        assert logprobs == reference[i].logprobs
+        assert 0 < meta["spec_verify_ct"] < setup.new_tokens
+    assert "hidden states" in found["refused"]
+    record = found["attestation"]
+    assert record["http"]["roles"] == ["main"]
+    assert record["test_settings"] == {"rehearsal": True, "oracle": True}
 
 
 @pytest.mark.parametrize(

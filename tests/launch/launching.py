@@ -19,7 +19,7 @@ from sglang_exact.rehearsal.environment import environment
 LAUNCHER = ("-m", "sglang_exact.launch_server")
 PLUGIN = ("-m", "sglang.launch_server")
 SERVE = ("-c", "from sglang.cli.main import main; main()", "serve")
-TIMEOUT_S = 120
+TIMEOUT_S = 400
 
 
 class Outcome(NamedTuple):

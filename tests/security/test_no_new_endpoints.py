@@ -61,7 +61,7 @@ from sglang_exact import plugin
 print(json.dumps({
     "routes": sorted(routes),
     "middleware": [m.cls.__name__ for m in http_server.app.user_middleware],
-    "role": plugin.loaded_role,
+    "role": plugin.loaded_roles,
 }))
 """
 
