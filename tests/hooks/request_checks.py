@@ -13,8 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import request_checks_answer
+import request_checks_copies
 import request_checks_ends
 import request_checks_fields
+import request_checks_ollama
 import request_checks_sampling
 import request_checks_streams
 import request_checks_verify
@@ -24,6 +26,8 @@ MODULES = (
     request_checks_verify,
     request_checks_answer,
     request_checks_ends,
+    request_checks_copies,
+    request_checks_ollama,
     request_checks_streams,
     request_checks_fields,
 )
@@ -35,6 +39,8 @@ def _install() -> None:
 
     from sglang_exact.hooks import (
         accept,
+        copies,
+        ollama,
         penalties,
         sampling,
         stop,
@@ -44,7 +50,7 @@ def _install() -> None:
 
     hooks = (
         *(*sampling.HOOKS, *penalties.HOOKS, *accept.HOOKS, *stop.HOOKS),
-        *(*streamed_parts.HOOKS, vocab_parallel.HOOK),
+        *(*streamed_parts.HOOKS, vocab_parallel.HOOK, *copies.HOOKS, *ollama.HOOKS),
     )
     for hook in hooks:
         HookRegistry.register(hook.target, hook.replacement, HookType[hook.kind])
