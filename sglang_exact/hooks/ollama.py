@@ -104,8 +104,8 @@ def option_reasons(options: Mapping[str, Any]) -> list[Reason]:
                     "leave it out",
                 )
             )
-    new = options.get("num_predict")
-    if _value(_WHOLE, new) is not None and new < -2:
+    new = _value(_WHOLE, options.get("num_predict"))
+    if new is not None and new < -2:
         reasons.append(
             Reason(f"option num_predict: {new}", "-2 or more", "send -1 for no limit")
         )

@@ -196,6 +196,40 @@ def control_host_loses_calls_of_a_block() -> None:
         assert any(i == 1 for _, i, _ in _parser_differences())
 
 
+def _parsed_whole(text: str, parser: str) -> Any:
+    """Reasoning, text and calls of an answer without streaming."""
+    from sglang.srt.entrypoints.openai.protocol import Function, Tool
+    from sglang.srt.function_call.function_call_parser import FunctionCallParser
+    from sglang.srt.parser.reasoning_parser import ReasoningParser
+
+    tool = Tool(type="function", function=Function(name="now", parameters={}))
+    tools = FunctionCallParser([tool], parser)
+    thought, rest = ReasoningParser("qwen3", True, True).parse_non_stream(text)
+    calls: list[Any] = []
+    if tools.has_tool_call(rest or ""):
+        rest, calls = tools.parse_non_stream(rest or "")
+    return thought, rest, dict(enumerate(f"{c.name}{c.parameters}" for c in calls))
+
+
+COMPLETE = (("hermes", 1), ("qwen25", 1), ("qwen25", 2), ("qwen3_coder", 3))
+"""Parsers, and calls of theirs that are all there."""
+
+
+def check_complete_calls_are_alike_streamed_or_whole() -> None:
+    """What is promised: not line breaks around calls, nor what is left of others."""
+    for parser, i in COMPLETE:
+        one, other = _parsed([CALLS[i]], parser), _parsed_whole(CALLS[i], parser)
+        assert (one[0], one[2]) == (other[0], other[2]), (parser, i)
+        assert one[1].rstrip() == other[1].rstrip()
+
+
+def control_hosts_parsers_split_streams_otherwise() -> None:
+    assert _parsed([CALLS[1]], "qwen25")[1] == "Look.\n\n"
+    assert _parsed_whole(CALLS[1], "qwen25")[1] == "Look."
+    broken = CALLS[1].removesuffix("}\n</tool_call>")
+    assert _parsed([broken], "hermes") != _parsed_whole(broken, "hermes")
+
+
 TWO_CALLS = (
     "a</think>Both.\n\n<tool_call>\n<function=now>\n<parameter=a>\nx < y\n</parameter>"
     "\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>\nB"

@@ -34,6 +34,7 @@ HAZARDS = (
     *("Grammar that ends before the request", "Streamed chat logprobs"),
     *("stop string lies across its 50th", "Streamed responses"),
     *("Streamed Ollama answers", "Ollama options"),
+    *("Streamed and whole answers",),
     *("More than one HTTP worker",),
 )
 """A piece of the title of each row that must be there."""
