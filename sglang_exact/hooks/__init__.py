@@ -27,6 +27,7 @@ from sglang_exact.hooks import (
     small_m_gemm,
     stop,
     streamed_parts,
+    text_endpoints,
     verify_sampling,
     vocab_parallel,
 )
@@ -60,6 +61,7 @@ ALL: tuple[Hook, ...] = (
     *requests.HOOKS,
     *copies.HOOKS,
     *ollama.HOOKS,
+    *text_endpoints.HOOKS,
     *stop.HOOKS,
     *streamed_parts.HOOKS,
     *penalties.HOOKS,

@@ -25,6 +25,7 @@ from typing import Any
 
 from sglang_exact.hooks.base import MAIN, Hook
 from sglang_exact.hooks.requests import text_of
+from sglang_exact.hooks.text_endpoints import NO_TOKENIZER
 from sglang_exact.reasons import Reason
 
 _SERVING = "sglang.srt.entrypoints.ollama.serving.OllamaServing"
@@ -211,13 +212,7 @@ async def checked(
 
     reasons = request_reasons(await raw_request.json())
     if self.tokenizer_manager.tokenizer is None:
-        reasons.append(
-            Reason(
-                "a server without a tokenizer",
-                "token ids at /generate",
-                "start it without --skip-tokenizer-init",
-            )
-        )
+        reasons.append(NO_TOKENIZER)
     if reasons:
         return _error(text_of(reasons))
     if getattr(request, "messages", None) == []:

@@ -19,6 +19,7 @@ import request_checks_fields
 import request_checks_ollama
 import request_checks_sampling
 import request_checks_streams
+import request_checks_text
 import request_checks_verify
 
 MODULES = (
@@ -28,6 +29,7 @@ MODULES = (
     request_checks_ends,
     request_checks_copies,
     request_checks_ollama,
+    request_checks_text,
     request_checks_streams,
     request_checks_fields,
 )
@@ -45,12 +47,14 @@ def _install() -> None:
         sampling,
         stop,
         streamed_parts,
+        text_endpoints,
         vocab_parallel,
     )
 
     hooks = (
         *(*sampling.HOOKS, *penalties.HOOKS, *accept.HOOKS, *stop.HOOKS),
         *(*streamed_parts.HOOKS, vocab_parallel.HOOK, *copies.HOOKS, *ollama.HOOKS),
+        *text_endpoints.HOOKS,
     )
     for hook in hooks:
         HookRegistry.register(hook.target, hook.replacement, HookType[hook.kind])
