@@ -11,23 +11,20 @@ Why: the host's parsers see one piece of text per step. Some do one thing per pi
     (entrypoints/anthropic/serving.py:1249). A piece without text has its logprobs
     dropped if no parser is configured (serving_chat.py:1053). /v1/responses makes
     items of what a piece holds, and drops line breaks between calls only if a piece
-    holds nothing else (serving_responses.py:161). The Ollama endpoints leave out the
-    text of the last piece (entrypoints/ollama/serving.py:149). A block of accepted
-    tokens is one piece, and so are the tokens of several steps that wait for a busy
-    server.
+    holds nothing else (serving_responses.py:161). A block of
+    accepted tokens is one piece, and so are the tokens of several steps that wait for
+    a busy server.
 What: the parsers get their text a word or a sign at a time, and what they make of it
     is sent tag by tag, whatever the blocks. No logprob and no text is dropped.
-Scope: streamed chat, Anthropic messages, responses and Ollama, plain and
-    speculative, every parser.
+Scope: streamed chat, Anthropic messages and responses, plain and speculative, every
+    parser.
 Retire when: the host's parsers take any number of events from a piece.
 """
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from types import SimpleNamespace
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from sglang_exact.hooks.base import MAIN, Hook
@@ -35,7 +32,6 @@ from sglang_exact.hooks.base import MAIN, Hook
 _CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
 _PART = re.compile(r"<[^<]*|[^<]+")
 _RESPONSES = "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses"
-_OLLAMA = "sglang.srt.entrypoints.ollama.serving.OllamaServing"
 _LINE_PART = re.compile(r"<[^<\s]*|\s+|[^<\s][^<]*")
 _PIECE = re.compile(r"\w+|\W")
 _TOOLS = "sglang.srt.function_call.function_call_parser.FunctionCallParser"
@@ -181,47 +177,7 @@ def responses_by_parts(result: None, self: Any, *given: Any, **named: Any) -> No
     setattr(self, name, by_parts)
 
 
-async def end_apart(
-    outputs: AsyncIterator[Any], incremental: bool
-) -> AsyncIterator[Any]:
-    """Outputs with all text so far, and the end of the request without new text."""
-    text = ""
-    async for output in outputs:
-        shown = output.get("text") or ""
-        now = text + shown if incremental else shown
-        meta = output["meta_info"]
-        if meta.get("finish_reason") is not None and now != text:
-            going_on = {**meta, "finish_reason": None}
-            yield {**output, "text": now, "meta_info": going_on}
-        text = now
-        yield {**output, "text": now}
-
-
-async def ollama_end_apart(
-    original_fn: Callable[..., Awaitable[Any]], self: Any, *given: Any
-) -> Any:
-    """Around the streams of OllamaServing, which drop the text of the last output."""
-    generate = self.tokenizer_manager.generate_request
-
-    def apart(*request: Any) -> AsyncIterator[Any]:
-        return end_apart(generate(*request), _is_incremental())
-
-    serving = copy.copy(self)
-    serving.tokenizer_manager = SimpleNamespace(generate_request=apart)
-    return await original_fn(serving, *given)
-
-
 HOOKS = (
-    *(
-        Hook(
-            name=f"streamed_ollama_{kind}",
-            target=f"{_OLLAMA}._stream_{kind}_response",
-            kind="AROUND",
-            replacement=ollama_end_apart,
-            roles=(MAIN,),
-        )
-        for kind in ("chat", "generate")
-    ),
     Hook(
         name="streamed_responses",
         target=f"{_CHAT}.__init__",

@@ -39,6 +39,26 @@ def _generate(name: str, seed: int, length: int, **body: Any) -> Endpoint:
 
 SERVED = (
     _generate("n", 1, 9, sampling_params={"n": 2, "max_new_tokens": 3}),
+    # The drafts are the second copy's answer: accepted there, rejected in the others.
+    _generate(
+        "n_sampled",
+        14,
+        9,
+        sampling_params={"n": 3, "temperature": 0.9, "max_new_tokens": 5},
+        return_logprob=True,
+    ),
+    Endpoint(
+        "n_in_a_batch",
+        "/generate",
+        {
+            "text": [TEXT, TEXT[:6]],
+            "sampling_params": [
+                {"temperature": 0.9, "sampling_seed": s, "max_new_tokens": 4, "n": 2}
+                for s in (-3, 5)
+            ],
+            "return_logprob": True,
+        },
+    ),
     _generate("nothing_new", 2, 9, sampling_params={"max_new_tokens": 0}),
     _generate(
         "nothing_new_logprobs",
@@ -121,7 +141,7 @@ SERVED = (
         "completions_sampled",
         "/v1/completions",
         {**MODEL, "prompt": [TEXT, TEXT[2:]], "max_tokens": 4, "temperature": 0.8,
-         "top_p": 0.9, "seed": 3, "stop": ["zz"], "min_tokens": 2},
+         "n": 2, "top_p": 0.9, "seed": 3, "stop": ["zz"], "min_tokens": 2},
     ),
     Endpoint(
         "chat",
@@ -160,6 +180,30 @@ SERVED = (
          "options": {"temperature": 0, "num_predict": 4}},
     ),
     Endpoint(
+        "ollama_sampled",
+        "/api/generate",
+        {**MODEL, "prompt": TEXT, "stream": False,
+         "options": {"temperature": 0.9, "seed": 4, "top_k": 0, "num_predict": 4}},
+    ),
+    Endpoint(
+        "ollama_context_end",
+        "/api/generate",
+        {**MODEL, "prompt": TEXT * 26, "stream": False,
+         "options": {"temperature": 0, "num_predict": -1}},
+    ),
+    Endpoint(
+        "ollama_past_the_context",
+        "/api/chat",
+        {**MODEL, "messages": [{"role": "user", "content": TEXT * 26}],
+         "stream": False, "options": {"temperature": 0}},
+    ),
+    Endpoint(
+        "ollama_schema",
+        "/api/chat",
+        {**MODEL, "messages": CHAT, "stream": False, "format": SCHEMA,
+         "options": {"temperature": 0, "num_predict": 30}},
+    ),
+    Endpoint(
         "score",
         "/v1/score",
         {**MODEL, "query": prompt(8, 5), "items": [prompt(9, 3), prompt(10, 4)],
@@ -175,14 +219,14 @@ the same requests as /v1/chat/completions.
 STREAMED = tuple(
     case._replace(body={**case.body, "stream": True})
     for case in SERVED
-    if case.name in ("chat", "ollama_generate", "ollama_chat")
+    if case.name == "chat" or case.name.startswith("ollama")
 )
 """Streams; what a client puts together of them is the answer without streaming."""
 
 
-def put_together(lines: Iterable[bytes]) -> tuple[str, list[Any]]:
-    """Text and logprobs of a chat or Ollama stream, line by line."""
-    text, logprobs = "", []
+def put_together(lines: Iterable[bytes]) -> tuple[str, list[Any], Any]:
+    """Text, logprobs and end of a chat or Ollama stream, line by line."""
+    text, logprobs, end = "", [], None
     for line in lines:
         data = line.strip().removeprefix(b"data: ")
         if not data.startswith(b"{"):
@@ -192,7 +236,10 @@ def put_together(lines: Iterable[bytes]) -> tuple[str, list[Any]]:
         delta = choice.get("delta") or choice.get("message") or choice
         text += delta.get("content") or delta.get("response") or ""
         logprobs += (choice.get("logprobs") or {}).get("content") or []
-    return text, logprobs
+        if found.get("done"):
+            end = {k: v for k, v in found.items() if k not in ("message", "response")}
+        end = choice.get("finish_reason") or end
+    return text, logprobs, end
 
 
 def _refused(name: str, **body: Any) -> Endpoint:
@@ -214,6 +261,20 @@ REFUSED = (
     _refused("custom_logit_processor", custom_logit_processor='{"callable": "00"}'),
     _refused("JSON", sampling_params={"logit_bias": {"5": float("inf")}}),
     _refused("rank", routed_dp_rank=1),
+    Endpoint("best_of", "/v1/completions", {**MODEL, "prompt": TEXT, "best_of": 2}),
+    *(
+        Endpoint(name, path, {**MODEL, "prompt": TEXT, "messages": CHAT, **body})
+        for path in ("/api/generate", "/api/chat")
+        for name, body in (
+            ("seed", {"options": {"seed": "x"}}),
+            ("top_p", {"options": {"top_p": 7}, "stream": False}),
+            ("top_p", {"options": {"top_p": 7}}),
+            ("repeat_penalty", {"options": {"repeat_penalty": 1.1}}),
+            ("images", {"images": ["aGk="]}),
+            ("think", {"think": True}),
+        )
+    ),
+    Endpoint("context length", "/api/generate", {**MODEL, "prompt": TEXT * 30}),
     _refused("thinking", require_reasoning=True, max_thinking_tokens=2),
 )
 """What gets a status 4xx; the name is a word of the answer."""

@@ -36,7 +36,9 @@ from sglang_exact.rehearsal.server import Server, draft_flags
 pytestmark = pytest.mark.e2e
 
 DISABLE = "SGLANG_EXACT_TEST_DISABLE_HOOKS"
-OFF = "accept_dflash,accept_dflash_adjust,penalties_count,stop_token_by_token"
+OFF = (
+    "accept_dflash,accept_dflash_adjust,penalties_count,stop_token_by_token,copies_seed"
+)
 STOP_PROMPT = prompt(7, 9)
 MANY = (*GREEDY, *SAMPLED)
 Answers = dict[str, dict[str, Any]]
@@ -210,6 +212,15 @@ def test_host_alone_answers_otherwise(
         if answer(completion) == wanted[case.name]
     ]
     assert equal == []
+
+
+def test_host_alone_answers_all_copies_alike(hooks_off: Server, spec: Server) -> None:
+    """The control: without the hook n answers are one."""
+    sampling = {"temperature": 0.9, "n": 3, "max_new_tokens": TOKENS}
+    body = {"input_ids": STOP_PROMPT, "sampling_params": sampling}
+    for server, count in ((hooks_off, 1), (spec, 3)):
+        copies = server.client.request("/generate", body)
+        assert len({tuple(copy["output_ids"]) for copy in copies}) == count
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.e2e
 TOKENS = 4
 # Lengths around the 64-token grid: several chunks, one and a tail, less than one.
 PROMPTS = [prompt(1, 20), prompt(2, 136), prompt(3, 70)]
+CHAT = [{"role": "user", "content": "a"}]
 WHOLE = ("--context-length", "512", "--chunked-prefill-size", "-1")
 DISABLE = "SGLANG_EXACT_TEST_DISABLE_HOOKS"
 
@@ -63,6 +64,30 @@ def test_aborted_neighbour_leaves_no_trace(plain: Server, alone: list[Bits]) -> 
     assert bits(result) == alone[0]
     # Its slots are used again.
     assert [bits(c) for c in together(plain, PROMPTS[:2], TOKENS)] == alone[:2]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": CHAT}),
+        ("/v1/chat/completions", {"messages": CHAT, "stream": True}),
+        ("/v1/messages", {"messages": CHAT, "max_tokens": 2}),
+        ("/v1/messages/count_tokens", {"messages": CHAT}),
+        ("/v1/completions", {"prompt": PROMPTS[0], "max_tokens": 2}),
+        ("/v1/completions", {"prompt": PROMPTS[0], "max_tokens": 2, "stream": True}),
+        ("/api/chat", {"messages": CHAT}),
+        ("/api/generate", {"prompt": "a"}),
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [5]}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/generate", {"text": "a"}),
+    ],
+)
+def test_endpoints_of_text_need_a_tokenizer(
+    plain: Server, path: str, body: dict[str, object]
+) -> None:
+    with pytest.raises(RuntimeError, match=r"HTTP 400.*tokenizer"):
+        plain.client.request(path, {"model": "default", **body})
 
 
 @pytest.mark.parametrize("disabled", [None, "prefill_grid"])

@@ -13,10 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import request_checks_answer
+import request_checks_copies
 import request_checks_ends
 import request_checks_fields
+import request_checks_ollama
 import request_checks_sampling
 import request_checks_streams
+import request_checks_text
 import request_checks_verify
 
 MODULES = (
@@ -24,6 +27,9 @@ MODULES = (
     request_checks_verify,
     request_checks_answer,
     request_checks_ends,
+    request_checks_copies,
+    request_checks_ollama,
+    request_checks_text,
     request_checks_streams,
     request_checks_fields,
 )
@@ -35,16 +41,20 @@ def _install() -> None:
 
     from sglang_exact.hooks import (
         accept,
+        copies,
+        ollama,
         penalties,
         sampling,
         stop,
         streamed_parts,
+        text_endpoints,
         vocab_parallel,
     )
 
     hooks = (
         *(*sampling.HOOKS, *penalties.HOOKS, *accept.HOOKS, *stop.HOOKS),
-        *(*streamed_parts.HOOKS, vocab_parallel.HOOK),
+        *(*streamed_parts.HOOKS, vocab_parallel.HOOK, *copies.HOOKS, *ollama.HOOKS),
+        *text_endpoints.HOOKS,
     )
     for hook in hooks:
         HookRegistry.register(hook.target, hook.replacement, HookType[hook.kind])

@@ -196,6 +196,40 @@ def control_host_loses_calls_of_a_block() -> None:
         assert any(i == 1 for _, i, _ in _parser_differences())
 
 
+def _parsed_whole(text: str, parser: str) -> Any:
+    """Reasoning, text and calls of an answer without streaming."""
+    from sglang.srt.entrypoints.openai.protocol import Function, Tool
+    from sglang.srt.function_call.function_call_parser import FunctionCallParser
+    from sglang.srt.parser.reasoning_parser import ReasoningParser
+
+    tool = Tool(type="function", function=Function(name="now", parameters={}))
+    tools = FunctionCallParser([tool], parser)
+    thought, rest = ReasoningParser("qwen3", True, True).parse_non_stream(text)
+    calls: list[Any] = []
+    if tools.has_tool_call(rest or ""):
+        rest, calls = tools.parse_non_stream(rest or "")
+    return thought, rest, dict(enumerate(f"{c.name}{c.parameters}" for c in calls))
+
+
+COMPLETE = (("hermes", 1), ("qwen25", 1), ("qwen25", 2), ("qwen3_coder", 3))
+"""Parsers, and calls of theirs that are all there."""
+
+
+def check_complete_calls_are_alike_streamed_or_whole() -> None:
+    """What is promised: not line breaks around calls, nor what is left of others."""
+    for parser, i in COMPLETE:
+        one, other = _parsed([CALLS[i]], parser), _parsed_whole(CALLS[i], parser)
+        assert (one[0], one[2]) == (other[0], other[2]), (parser, i)
+        assert one[1].rstrip() == other[1].rstrip()
+
+
+def control_hosts_parsers_split_streams_otherwise() -> None:
+    assert _parsed([CALLS[1]], "qwen25")[1] == "Look.\n\n"
+    assert _parsed_whole(CALLS[1], "qwen25")[1] == "Look."
+    broken = CALLS[1].removesuffix("}\n</tool_call>")
+    assert _parsed([broken], "hermes") != _parsed_whole(broken, "hermes")
+
+
 TWO_CALLS = (
     "a</think>Both.\n\n<tool_call>\n<function=now>\n<parameter=a>\nx < y\n</parameter>"
     "\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>\nB"
@@ -379,62 +413,3 @@ def check_streamed_responses_are_taken_by_parts() -> None:
 
 def control_host_takes_a_block_of_a_response_whole() -> None:
     assert len(_steps_of_responses(False, incremental=True)) == 2
-
-
-def _ollama(kind: str, texts: list[str], incremental: bool) -> str:
-    """The text that an Ollama client has received."""
-    import asyncio
-
-    from sglang.srt import runtime_context
-    from sglang.srt.entrypoints.ollama.serving import OllamaServing
-
-    settings = SimpleNamespace(incremental_streaming_output=incremental)
-    runtime_context.get_serving = lambda: settings
-
-    async def generate_request(*given: Any) -> Any:
-        for i, text in enumerate(texts):
-            reason = {"type": "length"} if i == len(texts) - 1 else None
-            shown = text if incremental else "".join(texts[: i + 1])
-            yield {"text": shown, "meta_info": {"finish_reason": reason}}
-
-    server = object.__new__(OllamaServing)
-    server.tokenizer_manager = SimpleNamespace(generate_request=generate_request)
-
-    async def run() -> list[Any]:
-        stream = getattr(server, f"_stream_{kind}_response")
-        answer = await stream(None, None, "m")
-        return [json.loads(line) async for line in answer.body_iterator]
-
-    lines = asyncio.run(run())
-    assert [line["done"] for line in lines][-2:] == [False, True] or len(lines) == 1
-    if kind == "chat":
-        return "".join(line["message"]["content"] for line in lines)
-    return "".join(line["response"] for line in lines)
-
-
-def _ollama_differences() -> list[Any]:
-    blocks = (["a", "b", "c", "d"], ["a", "bcd"], ["ab", "cd", ""], ["abcd"])
-    return [
-        (kind, incremental, texts)
-        for kind in ("chat", "generate")
-        for incremental in (False, True)
-        for texts in blocks
-        if _ollama(kind, texts, incremental) != "abcd"
-    ]
-
-
-def check_streamed_ollama_answers_are_whole() -> None:
-    assert _ollama_differences() == []
-
-
-def control_host_drops_the_last_block_of_an_ollama_stream() -> None:
-    from sglang.srt.entrypoints.ollama.serving import OllamaServing
-
-    with (
-        stock(OllamaServing, "_stream_chat_response"),
-        stock(OllamaServing, "_stream_generate_response"),
-    ):
-        wrong = _ollama_differences()
-        assert _ollama("chat", ["a", "b", "c", "d"], False) == "abc"
-        assert _ollama("chat", ["a", "bcd"], False) == "a"
-        assert len(wrong) > 6

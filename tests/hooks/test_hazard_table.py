@@ -33,7 +33,8 @@ HAZARDS = (
     *("Streamed text that is trimmed", "Streamed reasoning and tool calls"),
     *("Grammar that ends before the request", "Streamed chat logprobs"),
     *("stop string lies across its 50th", "Streamed responses"),
-    *("Streamed Ollama answers",),
+    *("Streamed Ollama answers", "Ollama options"),
+    *("Streamed and whole answers",),
     *("More than one HTTP worker",),
 )
 """A piece of the title of each row that must be there."""

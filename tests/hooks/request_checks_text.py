@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the endpoints of text on a server without a tokenizer.
+
+Run by `request_checks` against the host's own classes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+
+def _error(function: Any, tokenizer: Any = None) -> BaseException | None:
+    """What the host's method raises when it is called for this server."""
+    names = list(inspect.signature(function).parameters)[1:]
+    server = SimpleNamespace(
+        tokenizer_manager=SimpleNamespace(tokenizer=tokenizer),
+        create_error_response=lambda message, **status: message,
+    )
+    try:
+        found = function(server, **dict.fromkeys(names))
+        if inspect.isawaitable(found):
+            asyncio.run(_answer(found))
+    except Exception as error:  # noqa: BLE001
+        return error
+    return None
+
+
+async def _answer(found: Any) -> Any:
+    return await found
+
+
+def _targets() -> list[Any]:
+    from sglang_exact.hooks import base, text_endpoints
+
+    return [base.resolve(hook.target) for hook in text_endpoints.HOOKS]
+
+
+def check_endpoints_of_text_name_a_missing_tokenizer() -> None:
+    from sglang_exact.hooks.text_endpoints import NO_TOKENIZER
+
+    for function in _targets():
+        error = _error(function)
+        assert type(error) is ValueError, (function, error)
+        assert str(error) == str(NO_TOKENIZER)
+        assert str(_error(function, tokenizer=object())) != str(NO_TOKENIZER)
+
+
+def control_host_looks_for_a_tokenizer_that_is_not_there() -> None:
+    for function in _targets():
+        assert type(_error(function.__wrapped__)) is not ValueError, function
