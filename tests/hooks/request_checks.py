@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import request_checks_answer
+import request_checks_chain
 import request_checks_ends
 import request_checks_fields
 import request_checks_sampling
@@ -22,6 +23,7 @@ import request_checks_verify
 MODULES = (
     request_checks_sampling,
     request_checks_verify,
+    request_checks_chain,
     request_checks_answer,
     request_checks_ends,
     request_checks_streams,
@@ -35,6 +37,7 @@ def _install() -> None:
 
     from sglang_exact.hooks import (
         accept,
+        chain,
         penalties,
         sampling,
         stop,
@@ -44,7 +47,7 @@ def _install() -> None:
 
     hooks = (
         *(*sampling.HOOKS, *penalties.HOOKS, *accept.HOOKS, *stop.HOOKS),
-        *(*streamed_parts.HOOKS, vocab_parallel.HOOK),
+        *(*streamed_parts.HOOKS, *chain.HOOKS, vocab_parallel.HOOK),
     )
     for hook in hooks:
         HookRegistry.register(hook.target, hook.replacement, HookType[hook.kind])

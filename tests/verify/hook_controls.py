@@ -302,6 +302,19 @@ CONTROLS: dict[str, Control] = {
         why="the host accepts sampled drafts with a CUDA kernel",
         gpu="seeded answers differ",
     ),
+    "ngram_chain": Control(
+        COULD_NOT_RUN, drafter="ngram", why="the trie's trees are refused in verify"
+    ),
+    "ngram_chain_corpus": Control(
+        COULD_NOT_RUN, drafter="ngram", why="ngram_chain takes one token at a time"
+    ),
+    "verify_chain_ngram": Control(
+        ATTESTED, why="second lock behind ngram_chain, which brings no trees"
+    ),
+    **dict.fromkeys(
+        ("verify_chain_eagle", "verify_chain_dflash"),
+        Control(ATTESTED, why="second lock behind the refusal of topk at start-up"),
+    ),
     "vocab_parallel": Control(
         ATTESTED, why="acts where ranks share the vocabulary; a rehearsal has one rank"
     ),
