@@ -100,7 +100,8 @@ def _triangles(count: int, width: int) -> np.ndarray:
 
     rows = np.arange(width)
     triangle = (rows[:, None] >= rows).astype(np.int64)
-    return np.broadcast_to(triangle, (count, width, width)).copy()
+    masks: np.ndarray = np.broadcast_to(triangle, (count, width, width))
+    return masks
 
 
 def ngram_block(

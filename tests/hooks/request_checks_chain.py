@@ -219,7 +219,7 @@ def check_a_tree_is_refused_in_every_verify() -> None:
     """One bit of one request's mask is enough; the message shows the parents."""
     from sglang_exact.hooks import chain
 
-    good = chain._triangles(3, WIDTH)
+    good = chain._triangles(3, WIDTH).copy()
     worker = SimpleNamespace(draft_token_num=WIDTH)
     for row, column in ((2, 1), (0, 4), (4, 0), (3, 3)):
         mask = good.copy()
