@@ -14,6 +14,7 @@ from typing import Any
 
 import request_checks_answer
 import request_checks_chain
+import request_checks_context
 import request_checks_ends
 import request_checks_fields
 import request_checks_sampling
@@ -24,6 +25,7 @@ MODULES = (
     request_checks_sampling,
     request_checks_verify,
     request_checks_chain,
+    request_checks_context,
     request_checks_answer,
     request_checks_ends,
     request_checks_streams,
@@ -38,6 +40,7 @@ def _install() -> None:
     from sglang_exact.hooks import (
         accept,
         chain,
+        context_end,
         penalties,
         sampling,
         stop,
@@ -47,7 +50,7 @@ def _install() -> None:
 
     hooks = (
         *(*sampling.HOOKS, *penalties.HOOKS, *accept.HOOKS, *stop.HOOKS),
-        *(*streamed_parts.HOOKS, *chain.HOOKS, vocab_parallel.HOOK),
+        *(*streamed_parts.HOOKS, *chain.HOOKS, *context_end.HOOKS, vocab_parallel.HOOK),
     )
     for hook in hooks:
         HookRegistry.register(hook.target, hook.replacement, HookType[hook.kind])

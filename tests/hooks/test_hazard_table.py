@@ -34,7 +34,12 @@ HAZARDS = (
     *("Grammar that ends before the request", "Streamed chat logprobs"),
     *("stop string lies across its 50th", "Streamed responses"),
     *("Streamed Ollama answers",),
-    *("More than one HTTP worker", "What NGRAM drafts", "Draft trees of other"),
+    *(
+        "More than one HTTP worker",
+        "What NGRAM drafts",
+        "Draft trees of other",
+        "reserved past the end",
+    ),
 )
 """A piece of the title of each row that must be there."""
 

@@ -302,6 +302,15 @@ CONTROLS: dict[str, Control] = {
         why="the host accepts sampled drafts with a CUDA kernel",
         gpu="seeded answers differ",
     ),
+    "context_end": Control(
+        ATTESTED, why="about requests at the end of the context; the verifier's are not"
+    ),
+    "context_end_rows": Control(
+        ATTESTED, why="from 9 draft tokens on, at the end of the context"
+    ),
+    "context_end_drafts": Control(
+        ATTESTED, why="makes room; what is missing is a draft's, at the context's end"
+    ),
     "ngram_chain": Control(
         COULD_NOT_RUN, drafter="ngram", why="the trie's trees are refused in verify"
     ),
