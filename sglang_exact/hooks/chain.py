@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_exact.hooks.base import Hook, refuse_unknown
 from sglang_exact.hooks.gdn_verify import UnsupportedVerify
+from sglang_exact.reasons import Reason, message
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,6 +93,20 @@ def chains(
     self.erase_match_state(walks)
     blocks = np.array([path[-width:] for path in paths], dtype=np.int64)
     return blocks.reshape(-1), _triangles(len(paths), width).reshape(-1)
+
+
+def add_external_corpus(
+    original_fn: Callable[..., Any], self: Any, recv_req: Any
+) -> Any:
+    """Around Scheduler.add_external_corpus: refused, in the host's own answer."""
+    from sglang.srt.managers.io_struct import AddExternalCorpusReqOutput
+
+    reason = Reason(
+        "/add_external_corpus",
+        "the trie of what this server wrote (a chain comes from one trie)",
+        "leave the corpus out",
+    )
+    return AddExternalCorpusReqOutput(success=False, message=message([reason]))
 
 
 def _triangles(count: int, width: int) -> np.ndarray:
@@ -181,6 +196,13 @@ HOOKS = (
         target=f"{_CORPUS}.__init__",
         kind="AROUND",
         replacement=one_token_corpus,
+        speculative=True,
+    ),
+    Hook(
+        name="external_corpus",
+        target="sglang.srt.managers.scheduler.Scheduler.add_external_corpus",
+        kind="AROUND",
+        replacement=add_external_corpus,
         speculative=True,
     ),
     Hook(

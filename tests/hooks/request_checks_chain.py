@@ -234,6 +234,13 @@ def check_a_tree_is_refused_in_every_verify() -> None:
     assert ids == [7] and mask.shape == (3 * WIDTH * WIDTH,)
 
 
+def check_external_corpora_are_refused() -> None:
+    from sglang_exact.hooks import chain
+
+    found = chain.add_external_corpus(lambda *a: None, None, None)
+    assert found.success is False and "one trie" in found.message
+
+
 def check_other_drafters_may_not_branch() -> None:
     """EAGLE and DFLASH bring no mask that the host reads: topk and depth tell."""
     from sglang_exact.hooks import chain

@@ -317,6 +317,9 @@ CONTROLS: dict[str, Control] = {
     "ngram_chain_corpus": Control(
         COULD_NOT_RUN, drafter="ngram", why="ngram_chain takes one token at a time"
     ),
+    "external_corpus": Control(
+        ATTESTED, why="a corpus has no share of a block (--speculative-ngram-*)"
+    ),
     "verify_chain_ngram": Control(
         ATTESTED, why="second lock behind ngram_chain, which brings no trees"
     ),
