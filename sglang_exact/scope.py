@@ -151,11 +151,24 @@ ALLOWED_SPECULATIVE: dict[str, tuple[object, ...]] = {
     "speculative_accept_threshold_single": (1.0,),
     "speculative_accept_threshold_acc": (1.0,),
     "speculative_attention_mode": ("prefill",),
+    "speculative_ngram_min_bfs_breadth": (1,),
+    "speculative_ngram_match_type": ("BFS", "PROB"),
+    "speculative_ngram_external_corpus_path": (None,),
+    "speculative_ngram_external_sam_budget": (0,),
+}
+# The other settings of NGRAM: the least value of each. Nothing reads the last one
+# without an external corpus.
+NGRAM_LEAST = {
+    "speculative_ngram_max_bfs_breadth": 1,
+    "speculative_ngram_max_trie_depth": 2,
+    "speculative_ngram_capacity": 3,
+    "speculative_ngram_external_corpus_max_tokens": 0,
 }
 
 # field -> why nothing else is served, where the flag alone does not say it
 _NOT_COMPARED = "no other layout was compared with plain decode"
 _ONE_KERNEL = "one kernel adds every message, whatever its size"
+_OWN_TRIE = "a chain comes from one trie; a corpus would take its only token"
 _OTHER_NORM = "the fused norm sums in an order of its own, and only takes some sizes"
 WHY: dict[str, str] = {
     "tp_size": (
@@ -175,6 +188,9 @@ WHY: dict[str, str] = {
     "enable_mscclpp": _ONE_KERNEL,
     "enable_torch_symm_mem": _ONE_KERNEL,
     "enable_nccl_nvls": _ONE_KERNEL,
+    "speculative_ngram_min_bfs_breadth": "only linear chains are exact",
+    "speculative_ngram_external_corpus_path": _OWN_TRIE,
+    "speculative_ngram_external_sam_budget": _OWN_TRIE,
 }
 
 
@@ -310,19 +326,26 @@ def _speculative_reasons(
                 f"set it to {MAX_DRAFT_TOKENS} or less",
             )
         )
-    breadth_known = only is None or "speculative_ngram_max_bfs_breadth" in only
-    if (
-        algorithm == "NGRAM"
-        and breadth_known
-        and cfg.speculative_ngram_max_bfs_breadth != 1
-    ):
+    return [*reasons, *_ngram_reasons(cfg, only)] if algorithm == "NGRAM" else reasons
+
+
+def _ngram_reasons(cfg: Any, only: set[str] | None) -> list[Reason]:
+    """Reasons in the trie's sizes; the host fails on them after weights load."""
+    reasons = []
+    for field, least in NGRAM_LEAST.items():
+        if only is not None and field not in only:
+            continue
+        found, wanted = getattr(cfg, field), f"{least} or more"
+        if field == "speculative_ngram_capacity":
+            # One path, and the root: else the trie has nothing to drop.
+            least = cfg.speculative_ngram_max_trie_depth + 1
+            wanted = f"{least} or more, one path of --speculative-ngram-max-trie-depth"
+        if field == NGRAM_FILL.field and found != NGRAM_FILL.value:
+            found, wanted = f"{found} (a draft tree)", "1 (a linear chain)"
+        elif found >= least:
+            continue
         reasons.append(
-            Reason(
-                "--speculative-ngram-max-bfs-breadth "
-                f"{cfg.speculative_ngram_max_bfs_breadth} (a draft tree)",
-                "1 (a linear chain)",
-                "drop the flag; it is set for you",
-            )
+            Reason(f"{_flag(field)} {found}", wanted, f"drop {_flag(field)}")
         )
     return reasons
 

@@ -218,14 +218,14 @@ def arrival_reasons(manager: Any, obj: Any, input_ids: Sequence[int]) -> list[Re
         )
     if obj.contains_mm_input():
         reasons.append(Reason("image, video or audio data", "text", "send text"))
-    length = len(input_ids or ()) + manager.num_reserved_tokens
+    length = len(input_ids or ())
     total = length + (obj.sampling_params.get("max_new_tokens") or 0)
     limit = manager.context_len
     if manager.allow_auto_truncate and (length >= limit or total > limit):
         reasons.append(
             Reason(
-                f"{total} tokens of prompt, max_new_tokens and drafts",
-                f"at most {limit}, the context length (what is cut depends on drafts)",
+                f"{total} tokens of prompt and max_new_tokens",
+                f"at most {limit}, the context length (nothing is cut)",
                 "send a shorter prompt or a smaller max_new_tokens",
             )
         )
@@ -276,7 +276,6 @@ HOOKS = (
         kind="BEFORE",
         replacement=check_arrival,
         roles=(MAIN,),
-        relies_on=("sglang.srt.managers.utils.compute_num_reserved_tokens",),
     ),
     Hook(
         name="requests_understood",

@@ -4,7 +4,8 @@
 Acceptance then is a setting instead of a property of a draft model: every commit
 length and every rejection pattern can be reached with random weights. The rule is a
 function of (seed, prompt, absolute position) alone, so it does not depend on the
-algorithm, on the batch or on how earlier blocks ended.
+algorithm, on the batch or on how earlier blocks ended. Token values are all it changes:
+masks, positions and links stay the drafter's own, so that a tree stays a tree.
 
 Configured by `SGLANG_EXACT_TEST_ORACLE=FILE`, JSON:
     {"rate": 0.8, "seed": 1,
@@ -295,7 +296,7 @@ def dflash_prepare_for_verify(
 def ngram_prepare_draft_tokens(
     original: Callable[..., Any], self: Any, batch: Any
 ) -> tuple[Any, Any]:
-    """Around the n-gram look-up; the result is a chain, whatever the trie held."""
+    """Around the n-gram look-up: other tokens in the shape that it found."""
     drafts, mask = original(self, batch)
     vocab_size = self.target_worker.model_runner.model_config.vocab_size
     table = oracle(vocab_size)
@@ -309,9 +310,7 @@ def ngram_prepare_draft_tokens(
         known = len(req.origin_input_ids) + len(req.output_ids)
         committed = known + self.prev_accept_lens[i]
         tokens[i, 1:] = table.drafts_on_host(row, committed, n - 1)
-    chain = np.tril(np.ones((n, n), dtype=mask.dtype))
-    chains = np.broadcast_to(chain, (len(tokens), n, n)).reshape(mask.shape)
-    return tokens.reshape(drafts.shape), np.ascontiguousarray(chains)
+    return tokens.reshape(drafts.shape), mask
 
 
 def eagle_prepare_for_verify(

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import random
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sglang_exact.rehearsal.server import draft_flags
 
@@ -20,21 +21,28 @@ PROMPT_LENGTHS = (37, 128, 255, 256, 257, 300, 511, 700, 1023, 1500, 64, 2049)
 CARD_RATE = 0.887
 """Keeps 5.46 of 8 tokens a verify: (1 - p**8) / (1 - p), the DFlash2 card's length."""
 DRAFTS = ("dflash", "dflash2", "dspark", "mtp")
+OLD_NGRAM = "ngram_chain,verify_chain_ngram"
+"""Without these hooks NGRAM verifies the host's draft trees as if they were chains."""
 
 
 class Phase(NamedTuple):
-    """One pass over prompts: oracle rate, requests in flight, how many prompts."""
+    """One pass over prompts: oracle rate, requests in flight, how many prompts.
+
+    `text` names the prompts, and what is asked with them: one of `TEXTS`.
+    """
 
     rate: float = 0.8
     concurrency: int = 8
     prompts: int = 24
     logprobs: bool = True
+    text: str = "random"
 
 
 class Arm(NamedTuple):
     """One server and what is asked of it; `equal` is what the proof expects.
 
     `equal` None compares without expecting anything. `tokens` are verified per block.
+    Without `oracle` the drafts are the drafter's own.
     """
 
     name: str
@@ -46,6 +54,12 @@ class Arm(NamedTuple):
     equal: bool | None = True
     requests: int = 8
     deterministic: bool = True
+    oracle: bool = True
+
+    @property
+    def records(self) -> bool:
+        """Whether its answers are what the others are compared with."""
+        return self.name in ("plain", "plain-repeated")
 
 
 _FEW = (Phase(0.8, 8, 8),)
@@ -68,8 +82,15 @@ _DFLASH8 = (
     Phase(0.8, concurrency=1, prompts=4),
     Phase(0.8, logprobs=False),
 )
+_REPEATED = tuple(Phase(text=text) for text in ("repeated", "few"))
 ARMS = (
     Arm("plain", phases=(Phase(), Phase(concurrency=1, prompts=2))),
+    Arm(
+        "plain-repeated",
+        phases=tuple(
+            turn for one in _REPEATED for turn in (one, one._replace(prompts=8))
+        ),
+    ),
     Arm("dflash8", "dflash", phases=_DFLASH8),
     Arm("dflash2", "dflash", 2),
     Arm("dflash4", "dflash", 4),
@@ -77,6 +98,15 @@ ARMS = (
     Arm("dflash2-shaped", "dflash2", phases=(Phase(), *_SPEED), requests=32),
     Arm("mtp", "mtp", 4),
     Arm("ngram", "ngram"),
+    # The tries fill up: what the first turn answers, the later ones are drafted.
+    Arm(
+        "ngram-tries",
+        "ngram",
+        oracle=False,
+        phases=tuple(
+            turn for one in _REPEATED for turn in (one, one._replace(prompts=48))
+        ),
+    ),
     Arm("dspark", "dspark"),
     Arm("stock", "dflash", mode="stock", equal=False, phases=_FEW),
     Arm("gdn-hook-off", "dflash", disable="gdn_verify", equal=False, phases=_FEW),
@@ -86,6 +116,14 @@ ARMS = (
         disable="attention_verify",
         equal=False,
         phases=_FEW,
+    ),
+    Arm(
+        "ngram-chain-off",
+        "ngram",
+        disable=OLD_NGRAM,
+        oracle=False,
+        equal=False,
+        phases=tuple(one._replace(prompts=48) for one in _REPEATED),
     ),
     Arm("plain-32", phases=_PLAIN_SPEED, requests=32),
     Arm(
@@ -122,6 +160,53 @@ def make_prompts(count: int, vocab: int) -> list[list[int]]:
         ]
         for i in range(count)
     ]
+
+
+def make_repeated_prompts(
+    count: int, vocab: int, lengths: Sequence[int] = PROMPT_LENGTHS
+) -> list[list[int]]:
+    """Seeded prompts of segments that come again, in one prompt and across prompts.
+
+    Every second one ends alike: there an n-gram trie knows several ways on.
+    """
+    rng = random.Random(20261130)
+    low, high = (1000, vocab - 1000) if vocab > 4000 else (3, vocab)
+
+    def segment(size: int) -> list[int]:
+        return [rng.randrange(low, high) for _ in range(size)]
+
+    shared = [segment(3 + i) for i in range(8)]
+    prompts = []
+    for i in range(count):
+        pool = [segment(5), *rng.sample(shared, 3)]
+        ids: list[int] = []
+        while len(ids) < lengths[i % len(lengths)]:
+            ids += rng.choice(pool)
+        prompts.append([*ids, *shared[i % 2]])
+    return prompts
+
+
+def few_tokens(vocab: int, count: int = 16) -> dict[str, Any]:
+    """Sampling parameters under which a random model writes with `count` tokens."""
+    step = vocab // (count + 1)
+    return {"logit_bias": {str(step * (i + 1)): 100.0 for i in range(count)}}
+
+
+class Text(NamedTuple):
+    """Prompts, and the sampling parameters that go with them."""
+
+    prompts: list[list[int]]
+    sampling: dict[str, Any]
+
+
+def texts(count: int, vocab: int) -> dict[str, Text]:
+    """What phases ask, by name: random, repeated, and repeated with few tokens."""
+    repeated = make_repeated_prompts(count, vocab)
+    return {
+        "random": Text(make_prompts(count, vocab), {}),
+        "repeated": Text(repeated, {}),
+        "few": Text(repeated, few_tokens(vocab)),
+    }
 
 
 class Sizes(NamedTuple):

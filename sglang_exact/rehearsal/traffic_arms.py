@@ -22,7 +22,10 @@ REQUEST_HOOKS = "accept_dflash,accept_dflash_adjust,penalties_count"
 
 
 class Shape(NamedTuple):
-    """Sizes of prompts and servers: `chunks` are the sizes that arms set."""
+    """Sizes of prompts and servers: `chunks` are the sizes that arms set.
+
+    `repeats` are the repetitive prompts and how many requests are made of them.
+    """
 
     lengths: tuple[int, ...]
     vocab: int
@@ -31,13 +34,14 @@ class Shape(NamedTuple):
     rows: int
     chunks: tuple[int, int]
     many: int
+    repeats: tuple[int, int]
 
 
 GPU = Shape(
     (37, 64, 65, 200, 256, 257, 511, 700, 1023, 1500, 2049, 3100),
-    proof_arms.VOCAB, 48, 8192, 16, (512, 2048), 32,
+    proof_arms.VOCAB, 48, 8192, 16, (512, 2048), 32, (30, 300),
 )  # fmt: skip
-REHEARSAL = Shape((12, 70, 140), 512, 5, 512, 2, (64, 128), 4)
+REHEARSAL = Shape((12, 70, 140), 512, 5, 512, 2, (64, 128), 4, (6, 12))
 
 
 class Arm(NamedTuple):
@@ -53,6 +57,7 @@ class Arm(NamedTuple):
         disable: hooks to leave out.
         requests: --max-running-requests; 0 for the shared size.
         equal: what is expected.
+        oracle: drafts are the oracle's; without it the drafter's own.
     """
 
     name: str
@@ -64,6 +69,7 @@ class Arm(NamedTuple):
     disable: str = ""
     requests: int = 0
     equal: bool = True
+    oracle: bool = True
 
 
 def arms_of(shape: Shape) -> list[Arm]:
@@ -77,7 +83,7 @@ def arms_of(shape: Shape) -> list[Arm]:
         "--context-length", str(shape.context // 2),
     )  # fmt: skip
     return [
-        Arm("plain", phases=("alone", "kinds_alone", "flow", "kinds")),
+        Arm("plain", phases=(*ALONE, "flow", "kinds")),
         Arm("restart-1", fresh=True, phases=("flow",)),
         Arm("restart-2", fresh=True, phases=("flow",)),
         Arm("restart-3", "dflash", fresh=True, phases=("flow",)),
@@ -96,6 +102,15 @@ def arms_of(shape: Shape) -> list[Arm]:
         Arm("no-graphs", "dflash", flags=("--disable-cuda-graph",)),
         Arm("mtp", "mtp", phases=("flow", "kinds")),
         Arm("ngram", "ngram", phases=("flow", "kinds")),
+        Arm("ngram-tries", "ngram", oracle=False, phases=("repeats",)),
+        Arm(
+            "control-chain",
+            "ngram",
+            disable=proof_arms.OLD_NGRAM,
+            equal=False,
+            oracle=False,
+            phases=("repeats",),
+        ),
         Arm(
             "control-grid",
             flags=(chunk, small),
@@ -138,6 +153,10 @@ KINDS = (
     Kind("token_ids_logprob", {}, {"token_ids_logprob": [3, 50, 500]}),
     Kind("silent", {}, {"return_logprob": False}),
 )
+
+
+ALONE = ("alone", "kinds_alone", "repeats_alone")
+"""Phases in which the plain server answers what all others are compared with."""
 
 
 def make_prompt(seed: int, length: int, vocab: int) -> list[int]:
@@ -185,22 +204,56 @@ class Asker:
             for i, kind in enumerate(KINDS)
         }
 
+        rows = proof_arms.make_repeated_prompts(
+            shape.repeats[0], shape.vocab, shape.lengths[:6]
+        )
+        self.repeats = {f"repeats-{i}": ids for i, ids in enumerate(rows)}
+
+    @property
+    def everything(self) -> dict[str, list[int]]:
+        """Every prompt by its name."""
+        return {**self.prompts, **self.kinds, **self.repeats}
+
     def greedy(self, name: str) -> tuple[str, Completion]:
         """One prompt by its name."""
         return name, self.server.generate(self.prompts[name], self.shape.new)
 
-    def kind(self, kind: Kind) -> tuple[str, Completion]:
-        """One request of a kind."""
-        name, extra = f"kind-{kind.name}", dict(kind.extra)
+    def kind(self, kind: Kind, name: str = "") -> tuple[str, Completion]:
+        """One request of a kind; of the prompt of that name, or of the kind's own."""
+        name, extra = name or f"kind-{kind.name}", dict(kind.extra)
         logprob = extra.pop("return_logprob", True)
         found = self.server.generate(
-            self.kinds[name],
+            self.everything[name],
             self.shape.new,
             return_logprob=logprob,
             extra=extra,
             **kind.sampling,
         )
         return name, found
+
+    def repeat(self, name: str) -> tuple[str, Completion]:
+        """One repetitive prompt: every second one greedy, the others of each kind."""
+        number = int(name.removeprefix("repeats-"))
+        few = Kind("few", proof_arms.few_tokens(self.shape.vocab))
+        kinds = (KINDS[0], few, KINDS[0], KINDS[1 + number // 4 % (len(KINDS) - 1)])
+        return self.kind(kinds[number % 4], name)
+
+    def repeats_alone(self) -> list[tuple[str, Completion]]:
+        """Every repetitive prompt by itself."""
+        return [self.repeat(name) for name in self.repeats]
+
+    def repeats_mixed(self, in_flight: int = 8) -> list[tuple[str, Completion]]:
+        """Every repetitive prompt many times over, at random times."""
+        rng = random.Random(6)
+        count = self.shape.repeats[1] // len(self.repeats)
+        asked = [*self.repeats] * count
+        rng.shuffle(asked)
+        with ThreadPoolExecutor(in_flight) as pool:
+            answers = []
+            for name in asked:
+                time.sleep(rng.expovariate(1 / 0.02))
+                answers.append(pool.submit(self.repeat, name))
+            return [answer.result() for answer in answers]
 
     def alone(self) -> list[tuple[str, Completion]]:
         """Every prompt by itself."""
@@ -269,6 +322,8 @@ class Asker:
 PHASES: dict[str, Callable[[Asker], list[tuple[str, Completion]]]] = {
     "alone": Asker.alone,
     "kinds_alone": Asker.kinds_alone,
+    "repeats_alone": Asker.repeats_alone,
+    "repeats": Asker.repeats_mixed,
     "kinds": Asker.kinds_together,
     "rows": Asker.rows,
     "flow": Asker.flow,

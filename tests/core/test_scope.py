@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +20,7 @@ def resolved(**changes: object) -> Any:
     fields |= {
         "speculative_algorithm": None,
         "speculative_num_draft_tokens": None,
-        "speculative_ngram_max_bfs_breadth": 1,
+        **scope.NGRAM_LEAST,
         "disable_custom_all_reduce": True,
     }
     return SimpleNamespace(**(fields | changes))
@@ -155,3 +157,44 @@ def test_gpu() -> None:
     assert found(scope.gpu_reasons((8, 0))) == ["sm80"]
     assert found(scope.gpu_reasons((10, 0))) == ["sm100"]
     assert found(scope.gpu_reasons(None)) == ["no CUDA GPU"]
+
+
+def test_every_setting_of_ngram_is_settled() -> None:
+    """Each one of the host is in a table: served, filled in or refused."""
+    path = Path(scope.__file__).parent / "pins" / "sglang-0.5.23.json"
+    settings = set(re.findall(r"speculative_ngram_\w+", path.read_text()))
+    settled = {name for name in scope.ALLOWED_SPECULATIVE if "ngram" in name}
+    assert len(settings) == 8
+    assert settings == settled | set(scope.NGRAM_LEAST)
+
+
+@pytest.mark.parametrize(
+    ("change", "flag"),
+    [
+        ({"speculative_ngram_max_trie_depth": 1}, "--speculative-ngram-max-trie-depth"),
+        ({"speculative_ngram_capacity": 2}, "--speculative-ngram-capacity"),
+        ({"speculative_ngram_max_bfs_breadth": 0}, "-breadth 0 (a draft tree)"),
+        (
+            {"speculative_ngram_max_trie_depth": 18, "speculative_ngram_capacity": 18},
+            "--speculative-ngram-capacity 18",
+        ),
+    ],
+)
+def test_sizes_of_the_trie(change: dict[str, object], flag: str) -> None:
+    """Below these the host raises after weights load, or in a thread of its own."""
+    cfg = resolved(
+        speculative_algorithm="NGRAM", speculative_num_draft_tokens=4, **change
+    )
+    assert [flag in x for x in found(scope.argument_reasons(cfg))] == [True]
+    cfg.speculative_algorithm = "DFLASH"
+    assert scope.argument_reasons(cfg) == []
+
+
+@pytest.mark.parametrize("way", ["BFS", "PROB", "SAM"])
+def test_ways_of_matching(way: str) -> None:
+    cfg = resolved(
+        speculative_algorithm="NGRAM",
+        speculative_num_draft_tokens=4,
+        speculative_ngram_match_type=way,
+    )
+    assert bool(scope.argument_reasons(cfg)) is (way == "SAM")

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,10 @@ from request_cases import (
     prompt_of,
     stop_cases,
 )
-from traffic import prompt
+from traffic import bits, outcome, prompt
 
-from sglang_exact.rehearsal import models, oracle, tokenizer
+from sglang_exact.rehearsal import models, oracle, proof_arms, tokenizer
+from sglang_exact.rehearsal.client import Completion
 from sglang_exact.rehearsal.server import Server, draft_flags
 
 pytestmark = pytest.mark.e2e
@@ -41,6 +43,15 @@ OFF = (
 )
 STOP_PROMPT = prompt(7, 9)
 MANY = (*GREEDY, *SAMPLED)
+CONTEXT = 64
+FLAGS = ("--context-length", str(CONTEXT))
+# Prompt and answer: one token less than the context, all of it, one more. The host
+# answers none of 58 tokens or more.
+ENDS = (
+    *((50, new) for new in (13, 14, 15)),
+    *((57, new) for new in (5, 6, 7, 8)),
+    *((length, 1) for length in (58, 63, 64)),
+)
 Answers = dict[str, dict[str, Any]]
 
 
@@ -56,7 +67,7 @@ def text_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(text_models: Path) -> Iterator[Server]:
-    with TextServer(text_models / "target") as server:
+    with TextServer(text_models / "target", flags=FLAGS) as server:
         yield server
 
 
@@ -81,6 +92,26 @@ def expected_stops(plain: Server, base: tuple[int, ...]) -> Answers:
     return {c.name: answer(f) for c, f in zip(cases, found, strict=True)}
 
 
+def at_the_end(server: Server) -> list[Any]:
+    """The answer or the refusal of every length, all at once."""
+
+    def one(size: tuple[int, int]) -> Any:
+        found = outcome(server, prompt(size[0], size[0]), size[1])
+        return answer(found) if isinstance(found, Completion) else found
+
+    with ThreadPoolExecutor(len(ENDS)) as pool:
+        return list(pool.map(one, ENDS))
+
+
+@pytest.fixture(scope="module")
+def ends(plain: Server) -> list[Any]:
+    found = at_the_end(plain)
+    served = [size for size, x in zip(ENDS, found, strict=True) if isinstance(x, dict)]
+    assert served == [(50, 13), (50, 14), (57, 5), (57, 6), (57, 7)]
+    assert len(found[1]["ids"]) == CONTEXT - 2 - 50
+    return found
+
+
 @pytest.fixture(scope="module")
 def plan(
     tmp_path_factory: pytest.TempPathFactory, expected: Answers, base: tuple[int, ...]
@@ -90,15 +121,24 @@ def plan(
     return path
 
 
-def _draft(path: Path, rate: float, expected: Answers, base: tuple[int, ...]) -> None:
+def _draft(
+    path: Path,
+    rate: float,
+    expected: Answers,
+    base: tuple[int, ...],
+    ends: Sequence[Any] = (),
+) -> None:
     known = [(prompt_of(case), expected[case.name]["ids"]) for case in MANY]
+    for (length, _), found in zip(ENDS, ends, strict=False):
+        if isinstance(found, dict):
+            known.append((prompt(length, length), found["ids"]))
     oracle.write_plan(path, rate, [*known, (STOP_PROMPT, base)])
 
 
 def _dflash(folder: Path, plan: Path, **env: str) -> TextServer:
     return TextServer(
         folder / "target",
-        flags=draft_flags("dflash", folder / "dflash"),
+        flags=[*FLAGS, *draft_flags("dflash", folder / "dflash")],
         env={oracle.VARIABLE: str(plan), **env},
     )
 
@@ -274,16 +314,61 @@ def test_other_drafters(
     expected: Answers,
     base: tuple[int, ...],
     expected_stops: Answers,
+    ends: list[Any],
     kind: str,
 ) -> None:
-    """The same requests with every drafter; NGRAM has the oracle, the others do not."""
-    _draft(plan, 0.8, expected, base)
-    flags = draft_flags(kind, text_models / kind)
+    """The same requests with every drafter, up to the last token of the context."""
+    _draft(plan, 0.8, expected, base, ends)
+    flags = [*FLAGS, *draft_flags(kind, text_models / kind)]
     env = {oracle.VARIABLE: str(plan)}
     with TextServer(text_models / "target", flags=flags, env=env) as server:
         found = ask_all(server, MANY, [prompt_of(case) for case in MANY])
         for case, completion in zip(MANY, found, strict=True):
             assert answer(completion) == expected[case.name], case.name
+        assert at_the_end(server) == ends
         for case in stop_cases(base)[:2]:
             ended = answer(ask(server, case, STOP_PROMPT))
             assert ended == expected_stops[case.name], case.name
+
+
+def test_end_of_the_context(
+    spec: Server,
+    plan: Path,
+    expected: Answers,
+    base: tuple[int, ...],
+    ends: list[Any],
+) -> None:
+    """DFLASH; `test_other_drafters` asks the others."""
+    _draft(plan, 0.8, expected, base, ends)
+    assert at_the_end(spec) == ends
+
+
+REPEATED = proof_arms.make_repeated_prompts(8, 512, (10, 16, 22))
+FEW = proof_arms.few_tokens(512)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("disabled", [None, proof_arms.OLD_NGRAM])
+def test_real_tries(text_models: Path, plain: Server, disabled: str | None) -> None:
+    """NGRAM without an oracle: prompts that share n-grams, text that repeats itself.
+
+    The control verifies what the host's trie brings as if it were a chain.
+    """
+    kinds: tuple[dict[str, Any], ...] = ({}, FEW)
+    wanted = [
+        [bits(c) for c in plain.generate_many(REPEATED, 16, concurrency=4, **kind)]
+        for kind in kinds
+    ]
+    env = {DISABLE: disabled} if disabled else {}
+    flags = [*FLAGS, *draft_flags("ngram", None, 6)]
+    wrong, tokens, verifies = 0, 0, 0
+    with TextServer(text_models / "target", flags=flags, env=env) as server:
+        for kind, want in zip(kinds, wanted, strict=True):
+            # The second turn finds in the trie what the first one answered.
+            for _ in range(2):
+                found = server.generate_many(REPEATED, 16, concurrency=4, **kind)
+                wrong += [bits(c) for c in found] != want
+                tokens += sum(len(c.ids) - 1 for c in found)
+                verifies += sum(c.spec_verify_ct for c in found)
+    assert tokens > 1.5 * verifies > 0
+    assert bool(wrong) is bool(disabled)

@@ -3,9 +3,10 @@
 
 Requests of every kind arrive at random, wait for memory, are cut in chunks, are
 rejected half of the time, or are aborted. SGLANG_EXACT_TEST_SOAK=300 sets how many,
-SGLANG_EXACT_TEST_SOAK_SEED which ones, SGLANG_EXACT_TEST_SOAK_DRAFTER the drafter,
-SGLANG_EXACT_TEST_SOAK_REPORT names a JSON file for what came out, and a log of the
-progress is kept beside it.
+SGLANG_EXACT_TEST_SOAK_SEED which ones, SGLANG_EXACT_TEST_SOAK_DRAFTER the drafter:
+`ngram-tries` is NGRAM without the oracle, with prompts that repeat themselves and one
+another. SGLANG_EXACT_TEST_SOAK_REPORT names a JSON file for what came out, and a log of
+the progress is kept beside it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from request_cases import OverlapServer, TextServer, follow
 from traffic import outcome, prompt, small_models
 
 from sglang_exact import host
-from sglang_exact.rehearsal import oracle, tokenizer
+from sglang_exact.rehearsal import oracle, proof_arms, tokenizer
 from sglang_exact.rehearsal.client import Completion
 from sglang_exact.rehearsal.server import Server, draft_flags
 
@@ -36,6 +37,7 @@ DRAFTER_VARIABLE = "SGLANG_EXACT_TEST_SOAK_DRAFTER"
 REPORT_VARIABLE = "SGLANG_EXACT_TEST_SOAK_REPORT"
 SIZE = int(os.environ.get(SIZE_VARIABLE, "24"))
 DRAFTER = os.environ.get(DRAFTER_VARIABLE, "dflash")
+TRIES = DRAFTER == "ngram-tries"
 REPORT = os.environ.get(REPORT_VARIABLE)
 SEED = int(os.environ.get(SEED_VARIABLE, "7"))
 MEAN_PAUSE_S = 0.4
@@ -159,9 +161,38 @@ KINDS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
 }
 
 
+def repetitive(seed: int, size: int, rng: random.Random) -> list[Request]:
+    """Requests whose prompts, n-grams and answers come again; one in six is aborted.
+
+    Half of them are greedy, most of these with few tokens to write with.
+    """
+    prompts = proof_arms.make_repeated_prompts(12, 512, (6, 10, 17, 24))
+    few = proof_arms.few_tokens(512)
+    found = []
+    for i in range(size):
+        ids = prompts[rng.randrange(len(prompts))]
+        kind = list(KINDS)[i // 2 % len(KINDS)] if i % 2 else "greedy"
+        sampling = KINDS[kind](random.Random(seed + i % 20))
+        if kind == "greedy" and rng.random() < 0.7:
+            sampling = few
+        found.append(
+            Request(
+                kind,
+                ids,
+                rng.randint(6, 16),
+                sampling,
+                rng.expovariate(1 / MEAN_PAUSE_S),
+                rng.uniform(0.0, 1.0) if rng.random() < 1 / 6 else None,
+            )
+        )
+    return found
+
+
 def draw(seed: int, size: int) -> list[Request]:
     """`size` requests, the same for the same seed; one in six is aborted."""
     rng = random.Random(seed)
+    if TRIES:
+        return repetitive(seed, size, rng)
     found = []
     for i in range(size):
         kind = list(KINDS)[i % len(KINDS)]
@@ -310,15 +341,17 @@ def test_every_answer_is_the_plain_one(
     plain: list[Answer],
     log: Log,
 ) -> None:
-    plan = tmp_path / "oracle.json"
-    pairs = [(r.ids, a.ids) for r, a in zip(requests, plain, strict=True)]
-    oracle.write_plan(plan, 0.5, pairs, seed=SEED)
+    env, drafter = dict(CLEAN), DRAFTER.removesuffix("-tries")
+    if not TRIES:
+        plan = tmp_path / "oracle.json"
+        pairs = [(r.ids, a.ids) for r, a in zip(requests, plain, strict=True)]
+        oracle.write_plan(plan, 0.5, pairs, seed=SEED)
+        env[oracle.VARIABLE] = str(plan)
     flags = [
         "--context-length", "256", "--max-total-tokens", "320",
         "--chunked-prefill-size", "64", "--max-running-requests", "6",
-        *draft_flags(DRAFTER, text_models / DRAFTER),
+        *draft_flags(drafter, text_models / drafter),
     ]  # fmt: skip
-    env = {**CLEAN, oracle.VARIABLE: str(plan)}
     began = time.monotonic()
     # A request that is lost ends in the client's timeout, as an error.
     with OverlapServer(
@@ -329,7 +362,9 @@ def test_every_answer_is_the_plain_one(
         # Idle again: nothing is stuck and no slot is lost.
         server.client.flush_cache()
         left = _load(server)
-        again = answer(server.generate(requests[0].ids, requests[0].tokens))
+        again = answer(
+            server.generate(requests[0].ids, requests[0].tokens, **requests[0].sampling)
+        )
         attested = server.info()["sglang_exact"]
     found = _report(requests, answers, plain, took, attested, left)
     assert found["wrong"] == []
@@ -370,7 +405,9 @@ def _report(
         "date": time.strftime("%Y-%m-%d"),
         "device": "CPU, interpreted kernels, tiny random model",
         "versions": {"sglang": host.version("sglang"), **host.stack_versions()},
-        "acceptance": "set by the oracle drafter, rate 0.5",
+        "acceptance": "real tries, repetitive prompts, no oracle"
+        if TRIES
+        else "set by the oracle drafter, rate 0.5",
         "seed": SEED,
         "drafter": DRAFTER,
         "requests": len(requests),

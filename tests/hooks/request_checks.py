@@ -13,6 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import request_checks_answer
+import request_checks_chain
+import request_checks_context
 import request_checks_copies
 import request_checks_ends
 import request_checks_fields
@@ -25,6 +27,8 @@ import request_checks_verify
 MODULES = (
     request_checks_sampling,
     request_checks_verify,
+    request_checks_chain,
+    request_checks_context,
     request_checks_answer,
     request_checks_ends,
     request_checks_copies,
@@ -41,6 +45,8 @@ def _install() -> None:
 
     from sglang_exact.hooks import (
         accept,
+        chain,
+        context_end,
         copies,
         ollama,
         penalties,
@@ -54,6 +60,8 @@ def _install() -> None:
     hooks = (
         *(*sampling.HOOKS, *penalties.HOOKS, *accept.HOOKS, *stop.HOOKS),
         *(*streamed_parts.HOOKS, vocab_parallel.HOOK, *copies.HOOKS, *ollama.HOOKS),
+        *chain.HOOKS,
+        *context_end.HOOKS,
         *text_endpoints.HOOKS,
     )
     for hook in hooks:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,3 +150,107 @@ def test_unconfigured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not subject.enabled()
     with pytest.raises(RuntimeError, match="unset"):
         subject.oracle(VOCAB)
+
+
+WIDTH = 4
+SHAPES = (
+    "positions",
+    "custom_mask",
+    "retrieve_index",
+    "retrieve_next_token",
+    "retrieve_next_sibling",
+)
+
+
+def _tree() -> Any:
+    """A mask in which rows 1 and 2 both hang on row 0: [4, 4]."""
+    mask = np.eye(WIDTH, dtype=np.int64)
+    mask[:, 0] = 1
+    mask[3, 1] = 1
+    return mask
+
+
+def _block(torch: Any) -> Any:
+    """What a drafter hands to verify: one request, its block at positions 20 to 23."""
+    tensors = {name: torch.arange(WIDTH) + i for i, name in enumerate(SHAPES)}
+    tensors["positions"] = torch.arange(20, 20 + WIDTH)
+    tensors["custom_mask"] = torch.from_numpy(_tree()).reshape(-1) != 0
+    return SimpleNamespace(
+        draft_token=torch.full((WIDTH,), 7),
+        topk=1,
+        draft_token_num=WIDTH,
+        ragged_verify_layout=None,
+        **tensors,
+    )
+
+
+def _dspark(torch: Any, worker: Any, batch: Any) -> tuple[Any, Any]:
+    block = _block(torch)
+    proposal = SimpleNamespace(
+        draft_block=SimpleNamespace(draft_tokens=block.draft_token[None, 1:].clone()),
+        verify_ids=block.draft_token[None].clone(),
+    )
+    subject.dspark_propose(
+        lambda *a, **k: proposal,
+        None,
+        batch=batch,
+        draft_input=None,
+        verify_window=SimpleNamespace(positions_2d=block.positions[None]),
+        bs=1,
+        device="cpu",
+        target_model=SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB)),
+        sampling_info=None,
+    )
+    assert torch.equal(proposal.draft_block.draft_tokens, proposal.verify_ids[:, 1:])
+    return block, proposal.verify_ids[0]
+
+
+def _dflash(torch: Any, worker: Any, batch: Any) -> tuple[Any, Any]:
+    block = _block(torch)
+    subject.dflash_prepare_for_verify(lambda *a, **k: None, block, batch, worker)
+    return block, block.draft_token
+
+
+def _eagle(torch: Any, worker: Any, batch: Any) -> tuple[Any, Any]:
+    block = _block(torch)
+    subject.eagle_prepare_for_verify(lambda *a: None, block, None, batch, worker)
+    return block, block.draft_token
+
+
+def _ngram(torch: Any, worker: Any, batch: Any) -> tuple[Any, Any]:
+    block = _block(torch)
+    mask = _tree().reshape(-1)
+    drafter = SimpleNamespace(
+        draft_token_num=WIDTH, prev_accept_lens=[0], target_worker=worker
+    )
+    tokens, found = subject.ngram_prepare_draft_tokens(
+        lambda *a: (block.draft_token.numpy(), mask), drafter, batch
+    )
+    block.custom_mask = torch.from_numpy(found) != 0
+    return block, torch.from_numpy(tokens)
+
+
+CHANGES = {"dspark": _dspark, "dflash": _dflash, "ngram": _ngram, "eagle": _eagle}
+
+
+@pytest.mark.parametrize("name", [hook.name for hook in subject.HOOKS])
+def test_a_drafter_keeps_its_shape(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts are the known tokens; masks, positions and links are the drafter's own."""
+    torch = pytest.importorskip("torch")
+    file = tmp_path / "oracle.json"
+    _write(file, 1.0)
+    monkeypatch.setenv(subject.VARIABLE, str(file))
+    request = SimpleNamespace(origin_input_ids=list(PROMPT), output_ids=[OUTPUT[0]])
+    batch = SimpleNamespace(
+        reqs=[request], forward_mode=SimpleNamespace(is_idle=lambda: False)
+    )
+    config = SimpleNamespace(vocab_size=VOCAB)
+    worker = SimpleNamespace(model_runner=SimpleNamespace(model_config=config))
+    block, tokens = CHANGES[name](torch, worker, batch)
+    # Position 20 holds the first token of the answer, which is committed.
+    assert tokens.tolist() == [7, *OUTPUT[1:WIDTH]]
+    untouched = _block(torch)
+    for shape in SHAPES:
+        assert torch.equal(getattr(block, shape), getattr(untouched, shape)), shape

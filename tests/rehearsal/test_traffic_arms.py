@@ -41,12 +41,12 @@ def test_every_arm_has_a_server(
     rehearsal: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The reference first, two controls, three restarts with caches of their own."""
+    """The reference first, three controls, three restarts with caches of their own."""
     monkeypatch.chdir(tmp_path)
     made = run(script, Path("state"), rehearsal)
     arms = traffic_arms.arms_of(SHAPES[rehearsal])
     assert arms[0].name == "plain"
-    assert sum(not arm.equal for arm in arms) == 2
+    assert sum(not arm.equal for arm in arms) == 3
     folders = set()
     for arm in arms:
         assert set(arm.phases) <= set(traffic_arms.PHASES)
@@ -88,7 +88,7 @@ def test_half_a_reference_is_none(
     )
     monkeypatch.setattr(made, "server", lambda arm, plan: server)
     made.one(traffic_arms.Arm("dflash", "dflash"))
-    assert "expected 17; fix: run arm plain" in made.failed["dflash"]
+    assert "expected 23; fix: run arm plain" in made.failed["dflash"]
 
 
 def completion(ids: tuple[int, ...], value: float) -> Completion:

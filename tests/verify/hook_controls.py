@@ -302,6 +302,31 @@ CONTROLS: dict[str, Control] = {
         why="the host accepts sampled drafts with a CUDA kernel",
         gpu="seeded answers differ",
     ),
+    "context_end": Control(
+        ATTESTED, why="about requests at the end of the context; the verifier's are not"
+    ),
+    "context_end_rows": Control(
+        ATTESTED, why="from 9 draft tokens on, at the end of the context"
+    ),
+    "context_end_drafts": Control(
+        ATTESTED, why="makes room; what is missing is a draft's, at the context's end"
+    ),
+    "ngram_chain": Control(
+        COULD_NOT_RUN, drafter="ngram", why="the trie's trees are refused in verify"
+    ),
+    "ngram_chain_corpus": Control(
+        COULD_NOT_RUN, drafter="ngram", why="ngram_chain takes one token at a time"
+    ),
+    "external_corpus": Control(
+        ATTESTED, why="a corpus has no share of a block (--speculative-ngram-*)"
+    ),
+    "verify_chain_ngram": Control(
+        ATTESTED, why="second lock behind ngram_chain, which brings no trees"
+    ),
+    **dict.fromkeys(
+        ("verify_chain_eagle", "verify_chain_dflash"),
+        Control(ATTESTED, why="second lock behind the refusal of topk at start-up"),
+    ),
     "vocab_parallel": Control(
         ATTESTED, why="acts where ranks share the vocabulary; a rehearsal has one rank"
     ),

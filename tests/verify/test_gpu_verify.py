@@ -78,7 +78,7 @@ def refused(flags: list[str]) -> list[str]:
     fields |= {
         "speculative_algorithm": None,
         "speculative_num_draft_tokens": None,
-        "speculative_ngram_max_bfs_breadth": 1,
+        **scope.NGRAM_LEAST,
         "disable_custom_all_reduce": True,
     }
     for flag, value in zip(flags, [*flags[1:], "--"], strict=True):
