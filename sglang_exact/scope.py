@@ -152,7 +152,6 @@ ALLOWED_SPECULATIVE: dict[str, tuple[object, ...]] = {
     "speculative_accept_threshold_acc": (1.0,),
     "speculative_attention_mode": ("prefill",),
     "speculative_ngram_min_bfs_breadth": (1,),
-    "speculative_ngram_match_type": ("BFS", "PROB"),
     "speculative_ngram_external_corpus_path": (None,),
     "speculative_ngram_external_sam_budget": (0,),
 }

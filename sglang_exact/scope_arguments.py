@@ -166,10 +166,8 @@ HARMLESS: dict[str, str] = _names(
             speculative_draft_attention_backend speculative_draft_window_size
             speculative_draft_sink_size speculative_draft_model_quantization
             _speculative_draft_quantization_explicitly_set
-            speculative_domino_candidate_pool_size speculative_ngram_min_bfs_breadth
-            speculative_ngram_match_type speculative_ngram_max_trie_depth
-            speculative_ngram_capacity speculative_ngram_external_corpus_path
-            speculative_ngram_external_sam_budget
+            speculative_domino_candidate_pool_size speculative_ngram_max_trie_depth
+            speculative_ngram_capacity speculative_ngram_match_type
             speculative_ngram_external_corpus_max_tokens""",
         "part of a cache of prefixes, which is off": """
             radix_eviction_policy radix_eviction_policy_config

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sglang_exact import scope
+from sglang_exact import scope, scope_arguments
 
 
 def resolved(**changes: object) -> Any:
@@ -159,13 +159,18 @@ def test_gpu() -> None:
     assert found(scope.gpu_reasons(None)) == ["no CUDA GPU"]
 
 
+MATCH_TYPE = "speculative_ngram_match_type"
+
+
 def test_every_setting_of_ngram_is_settled() -> None:
     """Each one of the host is in a table: served, filled in or refused."""
     path = Path(scope.__file__).parent / "pins" / "sglang-0.5.23.json"
     settings = set(re.findall(r"speculative_ngram_\w+", path.read_text()))
     settled = {name for name in scope.ALLOWED_SPECULATIVE if "ngram" in name}
     assert len(settings) == 8
-    assert settings == settled | set(scope.NGRAM_LEAST)
+    assert settings == settled | set(scope.NGRAM_LEAST) | {MATCH_TYPE}
+    # Either choice of the host's parser gives a path of the trie.
+    assert MATCH_TYPE in scope_arguments.HARMLESS
 
 
 @pytest.mark.parametrize(
@@ -188,13 +193,3 @@ def test_sizes_of_the_trie(change: dict[str, object], flag: str) -> None:
     assert [flag in x for x in found(scope.argument_reasons(cfg))] == [True]
     cfg.speculative_algorithm = "DFLASH"
     assert scope.argument_reasons(cfg) == []
-
-
-@pytest.mark.parametrize("way", ["BFS", "PROB", "SAM"])
-def test_ways_of_matching(way: str) -> None:
-    cfg = resolved(
-        speculative_algorithm="NGRAM",
-        speculative_num_draft_tokens=4,
-        speculative_ngram_match_type=way,
-    )
-    assert bool(scope.argument_reasons(cfg)) is (way == "SAM")
