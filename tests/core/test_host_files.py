@@ -156,6 +156,7 @@ def test_a_rank_looks_at_what_it_loaded(
         "host modules that came from elsewhere: sglang.x (/shadow/x.py)"
     ] * (not waived)
     monkeypatch.setattr(compat, "reasons", lambda names: [])
+    monkeypatch.setattr(compat, "stack_reasons", list)
     record = attestation.record(Settings(enable=True), {"device": "cuda:0"})
     assert record["numerics"] == attestation.UNVERIFIED
     monkeypatch.setattr(host_files, "loaded_here", dict)

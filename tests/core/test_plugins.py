@@ -67,6 +67,7 @@ def test_never_bitwise_beside_another_plugin(
 ) -> None:
     """It is named, and so are hooks that nobody's entry point explains."""
     monkeypatch.setattr(compat, "reasons", lambda names: [])
+    monkeypatch.setattr(compat, "stack_reasons", list)
     monkeypatch.setattr(compat, "loaded_reasons", list)
     monkeypatch.setattr(plugins, "names", lambda environ, hooks: beside)
     found = attestation.record(Settings(enable=True), {"device": "cuda:0"})
