@@ -120,12 +120,11 @@ def import_reason(module: str, error: BaseException) -> Reason:
 
 
 def import_reasons(hooks: Iterable[Hook]) -> list[Reason]:
-    """Reasons where a hook's module does not import; one for each distinct error.
+    """The first hook's module that does not import; what follows would follow from it.
 
     The host would log a traceback for every hook, and lose the error on the way. A
     name that is missing in a module is left to `check_applied`.
     """
-    found: dict[str, Reason] = {}
     for target in sorted(hook.target for hook in hooks):
         try:
             names = len(host.module_file(target)[1])
@@ -135,8 +134,8 @@ def import_reasons(hooks: Iterable[Hook]) -> list[Reason]:
         try:
             importlib.import_module(module)
         except (ImportError, OSError, RuntimeError, AttributeError, ValueError) as e:
-            found.setdefault(f"{type(e).__name__}: {e}", import_reason(module, e))
-    return list(found.values())
+            return [import_reason(module, e)]
+    return []
 
 
 def foreign_reasons(
