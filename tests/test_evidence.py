@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import importlib
+import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from sglang_exact.rehearsal import proof_arms, traffic_arms
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -69,12 +73,71 @@ def test_a_call_that_was_cut_off_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     assert matrix.older("plain-32") == ""
 
 
-def test_a_changed_figure_shows(tmp_path: Path) -> None:
-    for name in ("README.md", "scripts", "results", "docs"):
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of all that the evidence is made from."""
+    for name in ("README.md", "scripts", "results", "docs", "sglang_exact"):
         source = ROOT / name
         copy = shutil.copytree if source.is_dir() else shutil.copy
         copy(source, tmp_path / name)
     assert check(tmp_path).returncode == 0
+    return tmp_path
+
+
+def write(
+    checkout: Path, name: str, **changes: Any
+) -> subprocess.CompletedProcess[str]:
+    """Evidence made anew after a copy of a result with other rows was added."""
+    found = json.loads((checkout / "results" / "gpu" / f"{name}.json").read_text())
+    for row in found["rows"]:
+        row |= changes
+    other = f"{name}-another.json"
+    (checkout / "results" / "gpu" / other).write_text(json.dumps(found))
+    return subprocess.run(
+        [sys.executable, str(checkout / "scripts" / "evidence")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", ["proof-64-mtp", "traffic-2"])
+def test_every_row_counts(checkout: Path, name: str) -> None:
+    """An arm that nobody knows stands there under its title; without one it is an
+    error, not a row that is left out."""
+    new = {"arm": "eagle3", "ids_equal": 0, "logprobs_equal": 0, "as_expected": False}
+    done = write(checkout, name, **new, title="EAGLE3, 4 draft tokens")
+    assert done.returncode == 0, done.stderr
+    page = (checkout / "docs" / "evidence.md").read_text()
+    assert "| EAGLE3, 4 draft tokens |" in page
+    if name.startswith("proof"):
+        readme = (checkout / "README.md").read_text()
+        assert "| EAGLE3, 4 draft tokens | 64 | 1 | 0.8 | 8 | 0/24 | 0/24 |" in readme
+    done = write(checkout, name, **new)
+    assert done.returncode == 2
+    assert "the arm 'eagle3' without a title" in done.stderr
+
+
+def test_a_difference_counts_at_any_width(checkout: Path) -> None:
+    """Rows of fewer layers give way to those of the widest model only if equal."""
+    readme = checkout / "README.md"
+    before = readme.read_text()
+    assert write(checkout, "proof-4-plain").returncode == 0
+    assert readme.read_text() == before
+    assert write(checkout, "proof-4-plain", as_expected=False).returncode == 0
+    assert "| plain decode, 1 in flight against 8 | 4 | 1 |" in readme.read_text()
+
+
+def test_every_arm_has_a_title() -> None:
+    arms = [*proof_arms.BY_NAME.values(), *traffic_arms.arms_of(traffic_arms.GPU)]
+    titles = [arm.title for arm in arms]
+    assert all(titles) and len({arm.title for arm in proof_arms.ARMS}) == len(
+        proof_arms.ARMS
+    )
+
+
+def test_a_changed_figure_shows(checkout: Path) -> None:
+    tmp_path = checkout
     readme = tmp_path / "README.md"
     readme.write_text(readme.read_text().replace("24/24", "23/24", 1))
     done = check(tmp_path)

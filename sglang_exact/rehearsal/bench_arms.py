@@ -59,7 +59,9 @@ def roles(width: int, widths: tuple[int, ...], requests: int) -> list[Role]:
     def arm(
         name: str, drafter: str | None, tokens: int, mode: str, most: int = requests
     ) -> Arm:
-        return Arm(name, drafter, tokens, mode, requests=most, deterministic=False)
+        return Arm(
+            name, name, drafter, tokens, mode, requests=most, deterministic=False
+        )
 
     found = [
         Role(arm("plain", None, width, "exact"), "plain", (*_ALL, "widths")),

@@ -41,11 +41,13 @@ class Phase(NamedTuple):
 class Arm(NamedTuple):
     """One server and what is asked of it; `equal` is what the proof expects.
 
-    `equal` None compares without expecting anything. `tokens` are verified per block.
+    `title` names it for readers and goes into its results. `equal` None compares
+    without expecting anything. `tokens` are verified per block.
     Without `oracle` the drafts are the drafter's own.
     """
 
     name: str
+    title: str
     drafter: str | None = None
     tokens: int = 8
     mode: str = "exact"
@@ -84,34 +86,67 @@ _DFLASH8 = (
 )
 _REPEATED = tuple(Phase(text=text) for text in ("repeated", "few"))
 ARMS = (
-    Arm("plain", phases=(Phase(), Phase(concurrency=1, prompts=2))),
+    Arm(
+        "plain",
+        "plain decode, 1 in flight against 8",
+        phases=(Phase(), Phase(concurrency=1, prompts=2)),
+    ),
+    Arm(
+        "plain-32",
+        "plain decode, 1 to 32 in flight against 8",
+        phases=_PLAIN_SPEED,
+        requests=32,
+    ),
+    Arm("dflash8", "DFLASH, 8 draft tokens", "dflash", phases=_DFLASH8),
+    Arm("dflash2", "DFLASH, 2 draft tokens", "dflash", 2),
+    Arm("dflash4", "DFLASH, 4 draft tokens", "dflash", 4),
+    Arm("dflash16", "DFLASH, 16 draft tokens", "dflash", 16),
+    Arm(
+        "dflash2-shaped",
+        "DFlash2-shaped draft, 8 draft tokens",
+        "dflash2",
+        phases=(Phase(), *_SPEED),
+        requests=32,
+    ),
+    Arm("mtp", "MTP (EAGLE, topk 1), 4 draft tokens", "mtp", 4),
+    Arm("ngram", "NGRAM, 8 draft tokens", "ngram"),
     Arm(
         "plain-repeated",
+        "plain decode of repetitive prompts",
         phases=tuple(
             turn for one in _REPEATED for turn in (one, one._replace(prompts=8))
         ),
     ),
-    Arm("dflash8", "dflash", phases=_DFLASH8),
-    Arm("dflash2", "dflash", 2),
-    Arm("dflash4", "dflash", 4),
-    Arm("dflash16", "dflash", 16),
-    Arm("dflash2-shaped", "dflash2", phases=(Phase(), *_SPEED), requests=32),
-    Arm("mtp", "mtp", 4),
-    Arm("ngram", "ngram"),
     # The tries fill up: what the first turn answers, the later ones are drafted.
     Arm(
         "ngram-tries",
+        "NGRAM, real tries and repetitive prompts, no oracle",
         "ngram",
         oracle=False,
         phases=tuple(
             turn for one in _REPEATED for turn in (one, one._replace(prompts=48))
         ),
     ),
-    Arm("dspark", "dspark"),
-    Arm("stock", "dflash", mode="stock", equal=False, phases=_FEW),
-    Arm("gdn-hook-off", "dflash", disable="gdn_verify", equal=False, phases=_FEW),
+    Arm("dspark", "DSpark, 8 draft tokens", "dspark"),
+    Arm(
+        "stock",
+        "control: stock deterministic mode",
+        "dflash",
+        mode="stock",
+        equal=False,
+        phases=_FEW,
+    ),
+    Arm(
+        "gdn-hook-off",
+        "control: GDN hook off",
+        "dflash",
+        disable="gdn_verify",
+        equal=False,
+        phases=_FEW,
+    ),
     Arm(
         "attention-hook-off",
+        "control: attention hook off",
         "dflash",
         disable="attention_verify",
         equal=False,
@@ -119,15 +154,16 @@ ARMS = (
     ),
     Arm(
         "ngram-chain-off",
+        "control: NGRAM's draft trees taken for chains",
         "ngram",
         disable=OLD_NGRAM,
         oracle=False,
         equal=False,
         phases=tuple(one._replace(prompts=48) for one in _REPEATED),
     ),
-    Arm("plain-32", phases=_PLAIN_SPEED, requests=32),
     Arm(
         "default-plain",
+        "stock default mode, plain decode",
         mode="stock",
         equal=None,
         deterministic=False,
@@ -136,6 +172,7 @@ ARMS = (
     ),
     Arm(
         "default-dflash2-shaped",
+        "stock default mode, DFlash2-shaped draft",
         "dflash2",
         mode="stock",
         equal=None,
@@ -146,7 +183,11 @@ ARMS = (
 )
 BY_NAME = {arm.name: arm for arm in ARMS}
 # One width each, for `--arms widths`.
-WIDTHS = tuple(Arm(f"dflash-w{n}", "dflash", n) for n in range(2, 17))
+SERIES = "dflash-w"
+"""First part of their names; the evidence puts them into one line."""
+WIDTHS = tuple(
+    Arm(f"{SERIES}{n}", f"DFLASH, {n} draft tokens", "dflash", n) for n in range(2, 17)
+)
 BY_NAME |= {arm.name: arm for arm in WIDTHS}
 
 

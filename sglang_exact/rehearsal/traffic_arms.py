@@ -49,6 +49,7 @@ class Arm(NamedTuple):
 
     Attributes:
         name: of the arm.
+        title: for readers; goes into its results.
         drafter: of `draft_flags`; None for plain decoding.
         flags: further flags, after and over the shared ones.
         phases: names of `PHASES`.
@@ -61,6 +62,7 @@ class Arm(NamedTuple):
     """
 
     name: str
+    title: str
     drafter: str | None = None
     flags: tuple[str, ...] = ()
     phases: tuple[str, ...] = ("flow",)
@@ -83,28 +85,84 @@ def arms_of(shape: Shape) -> list[Arm]:
         "--context-length", str(shape.context // 2),
     )  # fmt: skip
     return [
-        Arm("plain", phases=(*ALONE, "flow", "kinds")),
-        Arm("restart-1", fresh=True, phases=("flow",)),
-        Arm("restart-2", fresh=True, phases=("flow",)),
-        Arm("restart-3", "dflash", fresh=True, phases=("flow",)),
-        Arm("dflash", "dflash", phases=("flow", "kinds")),
-        Arm("rows-plain", flags=captured, phases=("rows",)),
-        Arm("rows-dflash", "dflash", flags=captured, phases=("rows",)),
-        Arm("chunk-small-plain", flags=(chunk, small)),
-        Arm("chunk-small", "dflash", flags=(chunk, small)),
-        Arm("chunk-large", "dflash", flags=(chunk, large)),
-        Arm("chunk-off-plain", flags=(chunk, "-1")),
-        Arm("chunk-off", "dflash", flags=(chunk, "-1")),
-        Arm("running-1", "dflash", requests=1),
-        Arm("running-many", "dflash", requests=shape.many, phases=("many",)),
-        Arm("settings", "dflash", flags=settings),
-        Arm("no-overlap", "dflash", overlap=False, phases=("flow", "kinds")),
-        Arm("no-graphs", "dflash", flags=("--disable-cuda-graph",)),
-        Arm("mtp", "mtp", phases=("flow", "kinds")),
-        Arm("ngram", "ngram", phases=("flow", "kinds")),
-        Arm("ngram-tries", "ngram", oracle=False, phases=("repeats",)),
+        Arm("plain", "plain decoding", phases=(*ALONE, "flow", "kinds")),
+        Arm(
+            "restart-1",
+            "plain, started with empty caches",
+            fresh=True,
+            phases=("flow",),
+        ),
+        Arm(
+            "restart-2",
+            "plain, started with empty caches again",
+            fresh=True,
+            phases=("flow",),
+        ),
+        Arm(
+            "restart-3",
+            "DFLASH, started with empty caches",
+            "dflash",
+            fresh=True,
+            phases=("flow",),
+        ),
+        Arm("dflash", "DFLASH", "dflash", phases=("flow", "kinds")),
+        Arm(
+            "rows-plain",
+            "plain, batches of 1, 2, ... 16, a graph for each",
+            flags=captured,
+            phases=("rows",),
+        ),
+        Arm(
+            "rows-dflash",
+            "DFLASH, batches of 1, 2, ... 16, a graph for each",
+            "dflash",
+            flags=captured,
+            phases=("rows",),
+        ),
+        Arm("chunk-small-plain", "plain, chunks of 512", flags=(chunk, small)),
+        Arm("chunk-small", "DFLASH, chunks of 512", "dflash", flags=(chunk, small)),
+        Arm("chunk-large", "DFLASH, chunks of 2,048", "dflash", flags=(chunk, large)),
+        Arm("chunk-off-plain", "plain, prompts in one piece", flags=(chunk, "-1")),
+        Arm("chunk-off", "DFLASH, prompts in one piece", "dflash", flags=(chunk, "-1")),
+        Arm("running-1", "DFLASH, 1 running request", "dflash", requests=1),
+        Arm(
+            "running-many",
+            "DFLASH, 32 running requests",
+            "dflash",
+            requests=shape.many,
+            phases=("many",),
+        ),
+        Arm(
+            "settings",
+            "DFLASH, metrics, logs, memory, context length",
+            "dflash",
+            flags=settings,
+        ),
+        Arm(
+            "no-overlap",
+            "DFLASH, no overlap scheduling",
+            "dflash",
+            overlap=False,
+            phases=("flow", "kinds"),
+        ),
+        Arm(
+            "no-graphs",
+            "DFLASH, no CUDA graphs",
+            "dflash",
+            flags=("--disable-cuda-graph",),
+        ),
+        Arm("mtp", "MTP (EAGLE, topk 1)", "mtp", phases=("flow", "kinds")),
+        Arm("ngram", "NGRAM", "ngram", phases=("flow", "kinds")),
+        Arm(
+            "ngram-tries",
+            "NGRAM, real tries, no oracle",
+            "ngram",
+            oracle=False,
+            phases=("repeats",),
+        ),
         Arm(
             "control-chain",
+            "control: NGRAM's draft trees taken for chains",
             "ngram",
             disable=proof_arms.OLD_NGRAM,
             equal=False,
@@ -113,6 +171,7 @@ def arms_of(shape: Shape) -> list[Arm]:
         ),
         Arm(
             "control-grid",
+            "control: chunk grid off",
             flags=(chunk, small),
             disable="prefill_grid",
             equal=False,
@@ -120,6 +179,7 @@ def arms_of(shape: Shape) -> list[Arm]:
         ),
         Arm(
             "control-requests",
+            "control: hooks of penalties and seeds off",
             "dflash",
             disable=REQUEST_HOOKS,
             equal=False,

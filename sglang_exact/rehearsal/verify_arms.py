@@ -280,7 +280,7 @@ def server_flags(arm: Arm, folder: Path, layers: int, scale: Scale) -> list[str]
             flags += draft_flags(arm.drafter, draft, 4)
         return flags
     base = proof_arms.Arm(
-        arm.name, arm.drafter, arm.tokens, deterministic=arm.deterministic
+        arm.name, arm.name, arm.drafter, arm.tokens, deterministic=arm.deterministic
     )
     # Eight short answers beside the longest prompt.
     sizes = proof_arms.Sizes(layers, scale.context, 0.95, scale.context + 16384)

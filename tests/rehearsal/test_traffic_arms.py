@@ -87,7 +87,7 @@ def test_half_a_reference_is_none(
         SimpleNamespace(started_in_s=1.0, info=dict, client=None)
     )
     monkeypatch.setattr(made, "server", lambda arm, plan: server)
-    made.one(traffic_arms.Arm("dflash", "dflash"))
+    made.one(traffic_arms.Arm("dflash", "DFLASH", "dflash"))
     assert "expected 23; fix: run arm plain" in made.failed["dflash"]
 
 
@@ -101,7 +101,7 @@ def test_judge_sees_one_bit(script: ModuleType, tmp_path: Path) -> None:
     made = run(script, tmp_path, True)
     same, other = completion((4, 5), 0.5), completion((4, 5), 0.5000001)
     made.reference = {"prompt": traffic_arms.said(same)}
-    arm = traffic_arms.Arm("x", "dflash")
+    arm = traffic_arms.Arm("x", "X", "dflash")
     for found, equal, expected in (
         (same, True, True),
         (other, True, False),
