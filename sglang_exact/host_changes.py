@@ -17,9 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
-
 from sglang_exact import compat, host, host_files, host_variables
 from sglang_exact.hooks.base import Hook
 
@@ -130,6 +127,9 @@ def _required(
 
 def _stack(required: Iterable[str], beside: Mapping[str, str]) -> dict[str, str]:
     """Versions of `host.STACK`: what the host pins, else what lies beside it."""
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+
     pinned: dict[str, str] = {}
     for text in required:
         try:
@@ -148,6 +148,8 @@ def find_tree(site: Path | None = None, version: str | None = None) -> HostTree:
 
     Raises ValueError when there is none, or nothing tells its version.
     """
+    from packaging.utils import canonicalize_name
+
     if site is None:
         installed = host.root()
         if installed is None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 import subprocess
@@ -13,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from sglang_exact.rehearsal import proof_arms, traffic_arms
+from tools.evidence import matrix, pages
+from tools.proof import arms as proof_arms
+from tools.proof import traffic_arms
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -32,25 +33,21 @@ def test_evidence_is_up_to_date() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_what_was_not_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_not_run_is_named() -> None:
     """Unless another file of the same number of layers holds it."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    evidence_pages = importlib.import_module("evidence_pages")
     ran = {"arm": "dflash", "ask": "long", "expected": "equal"}
     none = {"arm": "off", "ask": "start", "expected": "refused to start", "said": "why"}
     cut = {"layers": 64, "rows": [], "not_run": ["dflash long"], "failed": {}}
     other = {"layers": 4, "rows": [ran], "not_run": [], "failed": {"mtp": "no server"}}
     same = {"layers": 64, "rows": [ran, none], "not_run": [], "failed": {}}
-    assert evidence_pages.left_out(cut, [cut, other]) == "Not run: dflash long."
-    assert evidence_pages.left_out(cut, [cut, same]) == ""
-    assert "`off` refused to start" in evidence_pages.left_out(same, [same])
-    assert evidence_pages.left_out(other, [other]) == "Without a result: mtp."
+    assert pages.left_out(cut, [cut, other]) == "Not run: dflash long."
+    assert pages.left_out(cut, [cut, same]) == ""
+    assert "`off` refused to start" in pages.left_out(same, [same])
+    assert pages.left_out(other, [other]) == "Without a result: mtp."
 
 
 def test_a_call_that_was_cut_off_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """And answers of an earlier proof do; neither is said of the others."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    matrix = importlib.import_module("evidence_matrix")
     arms = [
         {"arm": "repeats", "compared": 7, "different": 1, "state": "not reached"},
         {"arm": "stops", "compared": 5, "different": 0, "state": "verified"},

@@ -16,6 +16,7 @@ Modules:
     executor        the interpreter's grid loop without its per-launch overhead
     host_mends      every place of the host that is changed, and why
     row_ops         matrix products whose rows do not depend on the number of rows
+    drafters        one record a drafter: flags, draft config, oracle
     models          tiny and full-width model folders
     deep_gemm_default   DeepGEMM without its deterministic algorithms: a control
     dummy_weights   realistic random weights, seeded by parameter name

@@ -22,8 +22,9 @@ except ModuleNotFoundError as error:
         f"found no {error.name}; expected the environment of a rehearsal; fix: "
         "scripts/rehearsal_env, then .venv-rehearsal/bin/python"
     ) from error
+from sglang_exact.rehearsal.drafters import DRAFT_KINDS, DRAFTERS, draft_flags
 from sglang_exact.rehearsal.environment import environment
-from sglang_exact.rehearsal.server import CPU_FLAGS, DETERMINISTIC_FLAGS, draft_flags
+from sglang_exact.rehearsal.server import CPU_FLAGS, DETERMINISTIC_FLAGS
 
 
 def default_folder() -> Path:
@@ -44,7 +45,7 @@ def command(argv: Sequence[str]) -> list[str]:
     )
     parser.add_argument(
         "--draft",
-        choices=[*models.DRAFT_KINDS, "ngram"],
+        choices=list(DRAFTERS),
         help="speculate with a tiny draft of this kind",
     )
     parser.add_argument("--model-path", help="a tiny random model is made if absent")
@@ -59,7 +60,7 @@ def command(argv: Sequence[str]) -> list[str]:
         line += DETERMINISTIC_FLAGS
     if ours.draft:
         draft = None
-        if ours.draft != "ngram":
+        if ours.draft in DRAFT_KINDS:
             draft = models.make_draft(folder / ours.draft, ours.draft)
         line += draft_flags(ours.draft, draft)
     return line + rest

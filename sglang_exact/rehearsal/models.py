@@ -16,18 +16,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from sglang_exact.rehearsal.interpreter import f32_to_bf16
-
-Config = dict[str, Any]
+from sglang_exact.rehearsal.drafters import (
+    DRAFT_KINDS,
+    OF_TARGET,
+    Config,
+    drafter,
+)
 
 EOS_TOKEN_ID = 2
 MASK_TOKEN_ID = 0
 FULL_ATTENTION_INTERVAL = 4
 """Every fourth layer is attention, the others are gated delta nets (Qwen3.5)."""
-
-DRAFT_KINDS = ("dflash", "dflash2", "mtp", "dspark")
 
 _TINY: Config = {
     "hidden_size": 64,
@@ -80,6 +79,8 @@ def make_target(
     import torch
     from safetensors.torch import save_file
 
+    from sglang_exact.rehearsal.interpreter import f32_to_bf16
+
     config = _target_config(_TINY, layers, vocab_size, rope_theta=10000.0)
     folder = _write_config(path, config)
     tensors = {}
@@ -102,15 +103,14 @@ def make_draft(
 
     Args:
         path: folder, made if absent.
-        kind: "dflash", "dflash2" (grouped convolution and selector), "mtp" (one
-            attention layer of the target's family, for NEXTN) or "dspark".
+        kind: one of `DRAFT_KINDS`.
         target_layers, vocab_size: those of the target.
         block_size: tokens per verified block, drafts are one fewer.
 
     Raises:
         ValueError: unknown `kind`.
     """
-    if kind == "mtp":
+    if drafter(kind).model == OF_TARGET:
         return _write_config(
             path, _target_config(_TINY, target_layers, vocab_size, rope_theta=10000.0)
         )
@@ -153,7 +153,7 @@ def make_27b_draft(
     Raises:
         ValueError: unknown `kind`.
     """
-    if kind == "mtp":
+    if drafter(kind).model == OF_TARGET:
         return make_27b_target(path, target_layers, vocab_size=vocab_size)
     base = {
         "hidden_size": 5120,
@@ -239,7 +239,6 @@ def _draft_config(
         **base,
         "layer_types": ["full_attention"] * layers,
         "num_target_layers": target_layers,
-        "block_size": block_size,
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",
         "attention_bias": False,
@@ -251,37 +250,7 @@ def _draft_config(
             "target_layer_ids": layer_ids,
         },
     }
-    if kind == "dflash2":
-        small = base["hidden_size"] < 1024
-        del config["block_size"]
-        config |= {
-            "architectures": ["DFlash2DraftModel"],
-            "is_causal": False,
-            "layer_types": ["sliding_attention"] * layers,
-            "sliding_window": 64 if small else 4096,
-            "use_sliding_window": True,
-            "max_window_layers": layers,
-        }
-        config["dflash_config"] |= {
-            "block_size": block_size,
-            "conv_group_size": 16 if small else 128,
-            "conv_kernel_size": 2 if small else 4,
-            "final_logit_softcapping": 20.0,
-            "output_multiplier": 0.2,
-            "selector_rank": 8 if small else 64,
-            "selector_top_k": 4,
-        }
-    if kind == "dspark":
-        config |= {
-            "architectures": ["DSparkDraftModel"],
-            # A DSpark block does not count the anchor token.
-            "block_size": block_size - 1,
-            "markov_rank": 8 if base["hidden_size"] < 1024 else 128,
-            "markov_head_type": "vanilla",
-            "enable_confidence_head": False,
-            "sample_from_anchor": True,
-        }
-    return config
+    return config | drafter(kind).config(config, block_size)
 
 
 def _write_config(path: str | Path, config: Config) -> Path:
@@ -294,6 +263,8 @@ def _write_config(path: str | Path, config: Config) -> Path:
 
 def _tiny_weights(config: Config, seed: int) -> Iterator[tuple[str, Any]]:
     """(checkpoint name, float32 values) of every tensor of the tiny target."""
+    import numpy as np
+
     for name, shape in _tiny_shapes(config):
         # RandomState's streams are frozen; Generator's may change with numpy.
         rng = np.random.RandomState(zlib.crc32(f"{seed}:{name}".encode()))

@@ -17,6 +17,7 @@ from typing import Any
 
 from sglang_exact.ports import free_port
 from sglang_exact.rehearsal.client import Client
+from sglang_exact.rehearsal.drafters import draft_flags as draft_flags
 from sglang_exact.rehearsal.environment import environment
 
 MODES = ("exact", "stock", "plugin")
@@ -47,46 +48,6 @@ _SUPERVISOR = Path(__file__).with_name("supervise.py")
 _LOG_TAIL_LINES = 60
 _POLL_S = 0.2
 _STOP_S = 2.0
-
-
-def draft_flags(kind: str, draft: str | Path | None, tokens: int = 4) -> list[str]:
-    """Flags for speculation with `tokens` verified tokens per block.
-
-    Args:
-        kind: "dflash", "dflash2", "dspark", "mtp" or "ngram".
-        draft: folder of the draft model; None for "ngram".
-        tokens: committed token and drafts.
-
-    Raises:
-        ValueError: unknown `kind`.
-    """
-    loaded = [
-        "--speculative-draft-model-path", str(draft),
-        "--speculative-draft-load-format", "dummy",
-        "--speculative-draft-attention-backend", "triton",
-    ]  # fmt: skip
-    if kind in ("dflash", "dflash2"):
-        flags = ["--speculative-algorithm", "DFLASH", *loaded]
-        return [*flags, "--speculative-num-draft-tokens", str(tokens)]
-    if kind == "dspark":
-        flags = ["--speculative-algorithm", "DSPARK", *loaded]
-        return [*flags, "--speculative-num-draft-tokens", str(tokens)]
-    if kind == "mtp":
-        return [
-            "--speculative-algorithm", "NEXTN", *loaded,
-            "--speculative-eagle-topk", "1",
-            "--speculative-num-steps", str(tokens - 1),
-            "--speculative-num-draft-tokens", str(tokens),
-        ]  # fmt: skip
-    if kind == "ngram":
-        return [
-            "--speculative-algorithm", "NGRAM",
-            "--speculative-ngram-max-bfs-breadth", "1",
-            "--speculative-num-draft-tokens", str(tokens),
-        ]  # fmt: skip
-    raise ValueError(
-        f"found draft kind {kind!r}, expected dflash, dflash2, dspark, mtp or ngram"
-    )
 
 
 class Server:

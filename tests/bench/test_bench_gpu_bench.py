@@ -15,9 +15,10 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
-import script_module
 from bench_server import BenchServer
 from fake_server import Lies
+
+from tools.proof import options
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_bench"
@@ -86,8 +87,7 @@ class Engine:
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
-    before = list(sys.path)
-    module = script_module.load("gpu_bench")
+    module = importlib.import_module("tools.proof.speed")
     monkeypatch.setattr(module, "Server", Engine)
     monkeypatch.setattr(module.signal, "signal", lambda *_: None)
     monkeypatch.setattr(Engine, "started", [])
@@ -96,7 +96,6 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.setattr(Engine, "lies", {})
     monkeypatch.setattr(Engine, "forced", {})
     yield module
-    sys.path[:] = before
 
 
 def run(
@@ -104,7 +103,7 @@ def run(
 ) -> int:
     words = ["gpu_bench", *SMALL, "--out", str(out), *args]
     monkeypatch.setattr(sys, "argv", words)
-    return int(script.main())
+    return int(script.main(options.speed(words[1:])))
 
 
 def read(out: Path, name: str) -> Any:
@@ -302,7 +301,7 @@ def test_budget_and_interrupt_keep_what_there_is(
 ) -> None:
     assert run(script, monkeypatch, tmp_path, "--budget", "0") == 2
     assert Engine.started == [] and read(tmp_path, "gpu-bench")["not_run"]
-    stages: Any = importlib.import_module("sglang_exact.rehearsal.bench_stages").Stages
+    stages: Any = importlib.import_module("tools.proof.speed_stages").Stages
     plain_accept = stages.accept
 
     async def accept(self: Any, role: Any, served: Any) -> None:
@@ -336,7 +335,7 @@ def test_bad_options(
 
 def test_other_contexts_and_lengths() -> None:
     pytest.importorskip("numpy")
-    from sglang_exact.rehearsal import bench_arms
+    from tools.proof import speed_arms as bench_arms
 
     found = bench_arms.scaled(bench_arms.GPU, "64,65536", 128)
     assert (found.contexts, found.rounds) == ((64, 65536), (3, 1))
@@ -346,8 +345,8 @@ def test_other_contexts_and_lengths() -> None:
 
 def test_flags_on_a_gpu(tmp_path: Path) -> None:
     pytest.importorskip("numpy")
-    from sglang_exact.rehearsal import bench_arms
-    from sglang_exact.rehearsal.bench_arms import Place
+    from tools.proof import speed_arms as bench_arms
+    from tools.proof.speed_setup import Place
 
     roles = {r.arm.name: r.arm for r in bench_arms.roles(8, (2, 16), 32)}
     place = Place(tmp_path, layers=4)

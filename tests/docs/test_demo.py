@@ -18,12 +18,17 @@ pytestmark = [pytest.mark.host, pytest.mark.e2e, pytest.mark.slow]
 
 def test_demo(tmp_path: Path) -> None:
     script = (docs_reader.ROOT / "scripts" / "demo").read_text()
-    assert "-m sglang_exact.rehearsal.demo" in script
+    assert "-m tools.proof " in script
     result = tmp_path / "demo.json"
-    command = ["-W", "ignore", "-m", "sglang_exact.rehearsal.demo", "--json", result]
+    command = ["-W", "ignore", "-m", "tools.proof", "--json", result]
+    env = environment()
+    env["PYTHONPATH"] += f":{docs_reader.ROOT / 'scripts'}"
     done = subprocess.run(
         [sys.executable, *map(str, command)],
-        env=environment(),
+        env={
+            **env,
+            "PYTHONPATH": f"{docs_reader.ROOT / 'scripts'}:{env['PYTHONPATH']}",
+        },
         cwd=docs_reader.ROOT,
         capture_output=True,
         text=True,

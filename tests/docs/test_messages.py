@@ -3,36 +3,22 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import io
 import re
 import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
-from types import ModuleType
 
 import docs_reader
 import pytest
 
+from tools.docs import messages as docs_messages
+from tools.docs import tables as docs_tables
+
 SCRIPT = docs_reader.ROOT / "scripts" / "docs_tables"
 GUIDE = docs_reader.ROOT / "docs" / "troubleshooting.md"
 
-
-def load() -> ModuleType:
-    """scripts/docs_tables as a module."""
-    loader = importlib.machinery.SourceFileLoader("docs_tables", str(SCRIPT))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[loader.name] = module
-    loader.exec_module(module)
-    return module
-
-
-docs_tables = load()
-docs_messages = sys.modules["docs_messages"]
 
 SOURCE = '''
 FIX = "turn it on"

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from sglang_exact.rehearsal import oracle
-from sglang_exact.rehearsal.arms import Arm, Pass, Result, Setup, make_prompts, run_arm
 from sglang_exact.rehearsal.client import Completion
 from sglang_exact.rehearsal.environment import environment
+from tools.proof.passes import Arm, Pass, Result, Setup, make_prompts, run_arm
 
 pytestmark = [pytest.mark.host, pytest.mark.e2e]
 

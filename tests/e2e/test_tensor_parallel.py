@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from sglang_exact.rehearsal import models, oracle
-from sglang_exact.rehearsal.arms import DISABLE_VARIABLE, compare, make_prompts
 from sglang_exact.rehearsal.client import Completion
 from sglang_exact.rehearsal.server import Server, draft_flags
+from tools.proof.passes import DISABLE_VARIABLE, compare, make_prompts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "launch"))
 

@@ -21,9 +21,7 @@ import triton
 from sglang_exact.rehearsal.interpreter import mend
 mend(triton)
 sys.path.insert(0, sys.argv[1])
-import bench_kernels as bench
-import bench_model as model
-import bench_tune
+from tools.kernels import model, options, run as bench, tune as bench_tune
 model.DEVICE = "cpu"
 model.Q_HEADS, model.KV_HEADS, model.DIM = 4, 2, 32
 model.GDN_HEADS, model.GDN_V_HEADS, model.GDN_DIM = 2, 4, 32
@@ -35,7 +33,7 @@ bench_tune.CANDIDATES[90] = [
     for keys in (16, 32)
 ]
 sys.argv = ["bench_kernels.py", *sys.argv[2:]]
-bench.main()
+bench.main(options.bench())
 """
 SMALL = ["--lengths", "64,80", "--batch-sizes", "1", "--steps", "0:40,70:30"]
 

@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from gdn_cases import GdnCase, GdnShape, make_case
 
 from sglang_exact_kernels.invariance import (
     assert_row_subset_invariance,
@@ -15,6 +14,7 @@ from sglang_exact_kernels.invariance import (
     different_elements,
 )
 from sglang_exact_kernels.reference import gdn_verify_fp64
+from tools.kernels.gdn_cases import GdnCase, GdnShape, make_case
 
 SMALL = GdnShape(bs=3, T=4, H=2, HV=4, K=32, V=32)
 MODEL_27B = GdnShape(bs=8, T=8, H=16, HV=48, K=128, V=128)

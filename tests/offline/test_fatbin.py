@@ -6,15 +6,11 @@ from __future__ import annotations
 import shutil
 import struct
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from offline import fatbin  # noqa: E402
+from tools.offline import fatbin
 
 KERNEL = "__global__ void twice(float *x) { x[threadIdx.x] *= 2.f; }\n"
 

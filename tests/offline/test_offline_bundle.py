@@ -62,8 +62,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel as `make` builds it."""
-    sys.path.insert(0, str(ROOT / "scripts"))
-    from offline import make
+    from tools.offline import make
 
     return make.own_wheel(tmp_path_factory.mktemp("wheel"))
 

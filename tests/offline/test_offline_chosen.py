@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import sys
 import sysconfig
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-
-from offline import chosen  # noqa: E402
+from tools.offline import chosen
 
 SITE = Path(sysconfig.get_path("purelib"))
 

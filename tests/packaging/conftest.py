@@ -13,12 +13,13 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[1] / "docker"))
 
 from release_build import Release  # noqa: E402
-from script_module import load  # noqa: E402
+
+from tools import release as program  # noqa: E402
 
 
 @pytest.fixture(scope="session")
 def release_check() -> ModuleType:
-    return load("release_check")
+    return program
 
 
 @pytest.fixture(scope="session")

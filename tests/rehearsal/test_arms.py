@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from sglang_exact.rehearsal import arms, demo
-from sglang_exact.rehearsal.arms import Arm, Pass, Setup, compare, run_arm
 from sglang_exact.rehearsal.client import Completion
+from tools.proof import demo, options
+from tools.proof import passes as arms
+from tools.proof.passes import Arm, Pass, Setup, compare, run_arm
 
 Answer = Callable[["FakeServer", Sequence[int], bool], Completion]
 
@@ -141,7 +142,7 @@ def test_what_was_not_exercised_is_not_as_promised(
 def run_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Any]:
     monkeypatch.setattr(demo, "cpu_setup", lambda work, tokens: setup(tmp_path))
     out = tmp_path / "out.json"
-    status = demo.main(["--json", str(out), "--work", str(tmp_path)])
+    status = demo.main(options.demo(["--json", str(out), "--work", str(tmp_path)]))
     return status, json.loads(out.read_text())
 
 

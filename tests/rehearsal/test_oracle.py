@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from sglang_exact.bench import cost_model
-from sglang_exact.rehearsal import bench_stages
 from sglang_exact.rehearsal import oracle as subject
+from tools.proof import speed_stages as bench_stages
 
 VOCAB = 512
 PROMPT = tuple(range(5, 25))

@@ -9,18 +9,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import script_module
 
 pytest.importorskip("torch")
 
 from sglang_exact import hooks  # noqa: E402
-from sglang_exact.rehearsal import proof_arms  # noqa: E402
 from sglang_exact.rehearsal.client import Completion  # noqa: E402
-from sglang_exact.rehearsal.proof_arms import Arm, Phase, Sizes  # noqa: E402
+from tools.proof import arms as proof_arms  # noqa: E402
+from tools.proof import bits as script  # noqa: E402
+from tools.proof.arms import Arm, Phase, Sizes  # noqa: E402
 
 
 def proof(folder: Path) -> Any:
-    script = script_module.load("gpu_proof")
     args = argparse.Namespace(
         state=str(folder), out=str(folder), gpus="0", side_by_side=1, name="proof"
     )
@@ -59,11 +58,10 @@ def test_own_drafts_that_are_never_kept_prove_nothing(
     tmp_path: Path, verifies: int, expected: bool
 ) -> None:
     """Ten tokens of one prompt in nine verifies: none of the drafts was kept."""
-    script = script_module.load("gpu_proof")
     answer = Completion(tuple(range(10)), (), "length", verifies, 10, None, {})
     server: Any = SimpleNamespace(generate_many=lambda *a, **k: [answer])
     row, _ = script.run_phase(
-        server, Arm("x", "ngram", oracle=False), Phase(prompts=1, logprobs=False),
+        server, Arm("x", "X", "ngram", oracle=False), Phase(prompts=1, logprobs=False),
         proof_arms.Text([[1]], {}), [answer], tmp_path / "none.json", 10,
     )  # fmt: skip
     assert row.as_expected is expected and row.rate is None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_exact.rehearsal import trace
+from tools.proof import trace
 
 
 def event(cat: str, name: str, ts: float, dur: float) -> dict[str, object]:

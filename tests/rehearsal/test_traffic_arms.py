@@ -11,19 +11,18 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import script_module
 
 pytest.importorskip("torch")
 
-from sglang_exact.rehearsal import traffic_arms  # noqa: E402
 from sglang_exact.rehearsal.client import Completion  # noqa: E402
+from tools.proof import traffic, traffic_arms, traffic_asker  # noqa: E402
 
 SHAPES = {False: traffic_arms.GPU, True: traffic_arms.REHEARSAL}
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    return script_module.load("gpu_traffic")
+    return traffic
 
 
 def run(script: ModuleType, folder: Path, rehearsal: bool) -> Any:
@@ -49,7 +48,7 @@ def test_every_arm_has_a_server(
     assert sum(not arm.equal for arm in arms) == 3
     folders = set()
     for arm in arms:
-        assert set(arm.phases) <= set(traffic_arms.PHASES)
+        assert set(arm.phases) <= set(traffic_asker.PHASES)
         server = made.server(arm, tmp_path / f"{arm.name}.json")
         line = " ".join(server.command())
         assert ("--speculative-algorithm" in line) == (arm.drafter is not None)
@@ -100,7 +99,7 @@ def test_judge_sees_one_bit(script: ModuleType, tmp_path: Path) -> None:
     """A row is as expected only if nothing differs, or if a control differs."""
     made = run(script, tmp_path, True)
     same, other = completion((4, 5), 0.5), completion((4, 5), 0.5000001)
-    made.reference = {"prompt": traffic_arms.said(same)}
+    made.reference = {"prompt": traffic_asker.said(same)}
     arm = traffic_arms.Arm("x", "X", "dflash")
     for found, equal, expected in (
         (same, True, True),

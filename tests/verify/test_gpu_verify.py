@@ -17,18 +17,24 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import script_module
 from fake_server import FakeServer, Lies
 from verify_runs import inputs, silent
 
 pytest.importorskip("torch")
 
 from sglang_exact import scope  # noqa: E402
-from sglang_exact.rehearsal import planted_bit, verify_arms, verify_calls  # noqa: E402
 from sglang_exact.rehearsal.server import Server  # noqa: E402
 from sglang_exact.verify import arms as arm_table  # noqa: E402
 from sglang_exact.verify import session, summary  # noqa: E402
 from sglang_exact.verify.fleet import Address  # noqa: E402
+from tools.proof import (  # noqa: E402
+    options,
+    planted_bit,
+    verifier,
+    verifier_setup,
+)
+from tools.proof import verifier_arms as verify_arms  # noqa: E402
+from tools.proof import verifier_calls as verify_calls  # noqa: E402
 
 SCALES = (verify_arms.Scale(), verify_arms.REHEARSAL)
 IDS_ONLY = {"skip_tokenizer_init": True}
@@ -36,13 +42,13 @@ IDS_ONLY = {"skip_tokenizer_init": True}
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    return script_module.load("gpu_verify")
+    return verifier
 
 
 def made(script: ModuleType, folder: Path, *more: str) -> Any:
     """A rehearsal's run with fast servers in mind."""
     where = ["--state", str(folder / "state"), "--out", str(folder / "out")]
-    run = script.Run(script.parse([*where, "--rehearsal", *more]))
+    run = script.Run(options.verifier([*where, "--rehearsal", *more]))
     run.scale = run.scale._replace(new=12, num_prompts=3)
     run.prepare()
     run.keep_earlier()
@@ -96,7 +102,7 @@ def refused(flags: list[str]) -> list[str]:
 def test_every_arm_has_a_server(
     arm: verify_arms.Arm, scale: verify_arms.Scale, tmp_path: Path
 ) -> None:
-    flags = verify_arms.server_flags(arm, tmp_path, 4, scale)
+    flags = verifier_setup.server_flags(arm, tmp_path, 4, scale)
     server = Server("target", mode=arm.mode, flags=flags, device="cuda")
     line = server.command()
     assert ("--speculative-algorithm" in line) == (arm.drafter is not None)
@@ -307,7 +313,7 @@ def test_a_call_ends_with_the_budget_and_goes_on_later(tmp_path: Path) -> None:
     lies = Lies({"hang"})
     with served(FakeServer(info=IDS_ONLY, lies=lies)) as fake:
         words = ["verify", "--base-url", fake.url, "--reference", "plain.jsonl", *asked]
-        short = verify_calls.Caller(tmp_path, lambda: verify_calls.FAREWELL + 3)
+        short = verify_calls.Caller(tmp_path, lambda: verify_calls.FAREWELL + 12)
         status, said, _ = short.verify("x", list(words))
         assert status == verify_calls.INTERRUPTED, said
         lies.kinds.clear()
@@ -356,5 +362,5 @@ def test_unknown_names_are_refused(script: ModuleType) -> None:
     where = ["--state", "s", "--out", "o"]
     for wrong in (["--arms", "plane"], ["--asks", "repeat"], ["--arms", ","]):
         with pytest.raises(SystemExit):
-            script.parse([*where, *wrong])
-    assert isinstance(script.parse(where), argparse.Namespace)
+            options.verifier([*where, *wrong])
+    assert isinstance(options.verifier(where), argparse.Namespace)

@@ -12,25 +12,25 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import script_module
 
 pytest.importorskip("torch")
 
 from sglang_exact import settings  # noqa: E402
 from sglang_exact.hooks import attention_verify, decode_attention  # noqa: E402
 from sglang_exact.hooks.gdn_verify import UnsupportedVerify  # noqa: E402
-from sglang_exact.rehearsal import verify_arms  # noqa: E402
+from tools.proof import options, verifier  # noqa: E402
+from tools.proof import verifier_arms as verify_arms  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    return script_module.load("gpu_verify")
+    return verifier
 
 
 def made(script: ModuleType, folder: Path) -> Any:
     """A rehearsal's run."""
     where = ["--state", str(folder / "state"), "--out", str(folder / "out")]
-    run = script.Run(script.parse([*where, "--rehearsal"]))
+    run = script.Run(options.verifier([*where, "--rehearsal"]))
     run.prepare()
     return run
 
@@ -92,8 +92,7 @@ def test_a_refusal_is_asked_for_by_name(
     words = ["--state", str(tmp_path / "s"), "--out", str(tmp_path / "o")]
     words += ["--rehearsal", "--arms", "decode-attention-hook-off", "--asks", asks]
     begun: list[str] = []
-    monkeypatch.setattr(script.sys, "argv", ["gpu_verify", *words])
     monkeypatch.setattr(script.signal, "signal", lambda *_: None)
     monkeypatch.setattr(script.Run, "one", lambda _, arm, asks: begun.append(arm.name))
-    assert script.main() == 1, "no row: not good"
+    assert script.main(options.verifier(words)) == 1, "no row: not good"
     assert begun == ["decode-attention-hook-off"] * started

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
-from bench_timing import Budget, show, time_steady_us
 
 from sglang_exact_kernels import arch
 from sglang_exact_kernels import prefill_attention as prefill
 from sglang_exact_kernels.invariance import different_elements
 from sglang_exact_kernels.reference import attention_fp64
+from tools.kernels.timing import Budget, show, time_steady_us
 
 CUTS = ((1,), (64,), (63, 128), (100, 1000, 2049), (4099,))
 CUT_LENGTH = 4100
@@ -100,9 +100,9 @@ def make_prompt(shape: Shape, prefix: int, tokens: int, device: str) -> Prompt:
         size = (rows, heads, shape.dim)
         return torch.randn(size, device=device, dtype=torch.bfloat16)
 
-    kv = (normal(keys, shape.kv_heads) for _ in range(2))
+    k, v = normal(keys, shape.kv_heads), normal(keys, shape.kv_heads)
     slots = torch.arange(keys, device=device)
-    return Prompt(shape, normal(tokens, shape.q_heads), *kv, slots)
+    return Prompt(shape, normal(tokens, shape.q_heads), k, v, slots)
 
 
 def flops(shape: Shape, prefix: int, tokens: int) -> float:
@@ -285,7 +285,7 @@ def best(entries: list[dict[str, Any]]) -> list[int] | None:
         return None
 
     def total(entry: dict[str, Any]) -> float:
-        return sum(v for name, v in entry.items() if name.endswith("_us"))
+        return float(sum(v for name, v in entry.items() if name.endswith("_us")))
 
     found: list[int] = min(sound, key=total)["tile"]
     return found

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+from tools import ROOT
+
 Row = dict[str, Any]
 COLUMNS = ("ours", "stock, deterministic", "stock, default")
 LONG = ("long-2k", "long-8k", "long-32k", "long-128k")

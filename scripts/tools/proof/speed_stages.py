@@ -25,10 +25,12 @@ from sglang_exact.bench.datasets import Dataset
 from sglang_exact.bench.exactness import show, total
 from sglang_exact.bench.run import BenchRun, Recorder, load
 from sglang_exact.bench.servers import Served
-from sglang_exact.rehearsal import bench_arms, oracle
-from sglang_exact.rehearsal.bench_arms import Role, Scale
-from sglang_exact.rehearsal.bench_books import Books
+from sglang_exact.rehearsal import oracle
 from sglang_exact.verify.console import Silent
+from tools.proof import speed_arms as bench_arms
+from tools.proof import speed_setup
+from tools.proof.speed_arms import Role, Scale
+from tools.proof.speed_books import Books
 
 Row = dict[str, Any]
 NOTES = (
@@ -81,7 +83,7 @@ class Stages:
 
     def __post_init__(self) -> None:
         self.books = Books(self.out / "plain-answers.json")
-        self.data = bench_arms.data_set(self.scale)
+        self.data = speed_setup.data_set(self.scale)
 
     @property
     def plan(self) -> Path:
@@ -309,7 +311,7 @@ class Stages:
         }
         answers = self.books.decode.setdefault(role.reference, {})
         for length, rounds in zip(scale.contexts, scale.rounds, strict=True):
-            ids = bench_arms.context_ids(scale, length)
+            ids = speed_setup.context_ids(scale, length)
             known = answers.get(length)
             if known is None and name != role.reference:
                 self.failed.append(

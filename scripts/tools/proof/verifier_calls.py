@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang_exact.rehearsal.verify_arms import DIFFERS, NOTED, REFUSED, Ask
 from sglang_exact.verify.model import COULD_NOT_RUN, NOT_REACHED
+from tools import ROOT
+from tools.proof.verifier_arms import DIFFERS, NOTED, REFUSED, Ask
 
-ROOT = Path(__file__).resolve().parents[2]
 INTERRUPTED = 130
 FAREWELL = 15.0
 """Seconds that a call which is stopped may take to write down what it has."""

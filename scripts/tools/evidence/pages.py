@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from evidence_matrix import Row, load
+from tools.evidence.matrix import Row, load
 
 
 def table(head: str, rows: Iterable[Iterable[Any]]) -> list[str]:

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import bench_model as model
 import torch
-from bench_timing import Budget, show, time_us
 
 from sglang_exact_kernels import decode_attention as attention
 from sglang_exact_kernels.reference import verify_rows_reference
+from tools.kernels import model
+from tools.kernels.timing import Budget, show, time_us
 
 
 def host_attention() -> Any:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from rich.table import Table
 
 from sglang_exact import __version__, host
 from sglang_exact.rehearsal import models
-from sglang_exact.rehearsal.arms import (
+from tools.proof.passes import (
     Arm,
     Pass,
     Result,
@@ -187,34 +186,17 @@ def record(results: list[Result], setup: Setup, args: argparse.Namespace) -> Any
     }
 
 
-def arguments(argv: list[str]) -> argparse.Namespace:
-    """The command line; `argv` is kept for the record."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/demo",
-        description=(__doc__ or "").split("\n\n")[0],
-        allow_abbrev=False,
-    )
-    parser.add_argument("--json", type=Path, help="write the result here")
-    parser.add_argument("--layers", type=int, choices=(4, 64), help="run on the GPU")
-    parser.add_argument("--new-tokens", type=int, help="per prompt")
-    parser.add_argument("--work", type=Path, help="keep models and logs here")
-    args = parser.parse_args(argv)
-    args.argv = argv
-    return args
-
-
 def side_by_side(layers: int | None) -> int:
     """Servers at once: one per core of two; a GPU holds one of 64 layers."""
     return 1 if layers == 64 else 2
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(args: argparse.Namespace) -> int:
     """Run the demonstration; 0 if everything is as promised, 1 if not."""
-    args = arguments(sys.argv[1:] if argv is None else argv)
     console = Console()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="sglang-exact-demo-") as temporary:
-        work = args.work or Path(temporary)
+        work = Path(args.work or temporary)
         work.mkdir(parents=True, exist_ok=True)
         if args.layers:
             setup = gpu_setup(work, args.layers, args.new_tokens or 64)
@@ -227,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
                 made = {"ok": ok, **record(found, setup, args)}
                 made["seconds"] = round(time.monotonic() - started, 1)
                 text = json.dumps(made, indent=1) + "\n"
-                args.json.write_text(text, encoding="utf-8")
+                Path(args.json).write_text(text, encoding="utf-8")
 
         try:
             results = run(setup, side_by_side(args.layers), console, keep)
@@ -247,7 +229,3 @@ def main(argv: list[str] | None = None) -> int:
         style="bold green" if good else "bold red",
     )
     return 0 if good else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,20 +16,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
-
-import bench_decode
-import bench_model as model
 import torch
 import triton
-from bench_timing import Budget, show, time_us
 
 from sglang_exact_kernels import arch
 from sglang_exact_kernels import decode_attention as attention
 from sglang_exact_kernels.invariance import different_elements
+from tools import SCRIPTS
+from tools.kernels import decode as bench_decode
+from tools.kernels import model
+from tools.kernels.timing import Budget, show, time_us
 
 
 class Tiers(NamedTuple):
@@ -116,7 +114,9 @@ def compile_all(workers: int) -> None:
     count = len(candidates())
     shares = [range(w, count, workers) for w in range(min(workers, count))]
     running = [
-        subprocess.Popen([sys.executable, __file__, *map(str, share)])
+        subprocess.Popen(
+            [sys.executable, "-m", __name__, *map(str, share)], cwd=SCRIPTS
+        )
         for share in shares
     ]
     for process in running:

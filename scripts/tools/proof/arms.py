@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sglang_exact.rehearsal.server import draft_flags
+from sglang_exact.rehearsal.drafters import DRAFT_KINDS, draft_flags
 
 VOCAB = 248320
 PROMPT_LENGTHS = (37, 128, 255, 256, 257, 300, 511, 700, 1023, 1500, 64, 2049)
 """Around tile, split and chunk edges."""
 CARD_RATE = 0.887
 """Keeps 5.46 of 8 tokens a verify: (1 - p**8) / (1 - p), the DFlash2 card's length."""
-DRAFTS = ("dflash", "dflash2", "dspark", "mtp")
 OLD_NGRAM = "ngram_chain,verify_chain_ngram"
 """Without these hooks NGRAM verifies the host's draft trees as if they were chains."""
 
@@ -289,7 +288,7 @@ def server_flags(arm: Arm, models_dir: Path, sizes: Sizes) -> list[str]:
         flags += ["--tp-size", str(sizes.tp)]
     if arm.drafter:
         draft = None
-        if arm.drafter != "ngram":
+        if arm.drafter in DRAFT_KINDS:
             draft = models_dir / f"{arm.drafter}-{sizes.layers}"
         flags += draft_flags(arm.drafter, draft, arm.tokens)
     return flags

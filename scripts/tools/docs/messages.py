@@ -12,10 +12,9 @@ import ast
 import re
 import shlex
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+from tools import ROOT
 
 # Table of messages -> the sources whose messages it holds; the longest prefix counts.
 SECTIONS = {
@@ -54,9 +53,9 @@ SECTIONS = {
     "messages-verify": ("sglang_exact/verify", "sglang_exact/cli/verify"),
     "messages-arms": ("sglang_exact/verify/liveness",),
     "messages-bench": ("sglang_exact/bench", "sglang_exact/cli/bench"),
-    "messages-rehearsal": ("sglang_exact/rehearsal",),
+    "messages-rehearsal": ("sglang_exact/rehearsal", "scripts/tools/proof"),
     "messages-docker": ("docker/",),
-    "messages-offline": ("scripts/offline",),
+    "messages-offline": ("scripts/offline", "scripts/tools/offline"),
     "messages-scripts": ("scripts/",),
     "messages-other": ("sglang_exact/",),
 }
@@ -67,8 +66,12 @@ SPEAKERS = ("_cannot", "cannot", "fail", "error", "exit", "note", "FINISH_ABORT"
 LISTS = ("reasons", "problems", "found", "wrong", "notes")
 NAMES = ("message", "down", "unstable")
 # Where a function returns reasons as texts, whatever it is called.
-RETURNED = ("sglang_exact/verify/", "sglang_exact/cli/bench_memory")
-RETURNED += ("sglang_exact/bench/cost_model_inputs", "sglang_exact/bench/launch")
+RETURNED = (
+    "sglang_exact/verify/",
+    "sglang_exact/cli/bench_memory",
+    "sglang_exact/bench/cost_model_inputs",
+    "sglang_exact/bench/launch",
+)
 ENOUGH_LETTERS = 10
 ENOUGH_WORDS = 4
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -134,9 +137,9 @@ class Reader(ast.NodeVisitor):
                 texts = {self.text(body, depth), self.text(other, depth)} - {""}
                 return texts.pop() if len(texts) == 1 else "<...>"
             case ast.Name(id=name) if depth < 2:
-                value = self.assigned(name, node.lineno)
-                if value is not None:
-                    return self.text(value, depth + 1)
+                given = self.assigned(name, node.lineno)
+                if given is not None:
+                    return self.text(given, depth + 1)
         return f"<{place(node)}>" if node is not None else ""
 
     def assigned(self, name: str, line: int) -> ast.expr | None:

@@ -21,11 +21,11 @@ import threading
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
-from offline import chosen, fatbin, unpack
+from tools import ROOT
+from tools.offline import chosen, fatbin, unpack
 
-ROOT = Path(__file__).resolve().parents[2]
 ARCHS = (90, 120)
 # One date for every file, so that the same site gives the same parts.
 DATE = 1_700_000_000
@@ -152,8 +152,8 @@ def compressed(
     xz on all cores where it is installed, else Python's own on one.
     """
     if shutil.which("xz") is None:
-        with lzma.open(parts, "wb", preset=level) as stream:
-            write(stream)
+        with lzma.open(cast(BinaryIO, parts), "wb", preset=level) as packed:
+            write(cast(BinaryIO, packed))
         return
     command = ["xz", "-T0", f"-{level}", "--block-size=16MiB", "-c"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -165,7 +165,7 @@ def compressed(
     pump.start()
     try:
         with process.stdin as stream:
-            write(stream)
+            write(cast(BinaryIO, stream))
     finally:
         pump.join()
         status = process.wait()
