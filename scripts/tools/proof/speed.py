@@ -34,10 +34,11 @@ from sglang_exact.bench import cost_model_table as showing
 from sglang_exact.bench import provenance, report_runs, servers
 from sglang_exact.bench import report as reporting
 from sglang_exact.bench.drive import CannotRun
-from sglang_exact.bench.run import now, write_atomic
+from sglang_exact.bench.run import now
 from sglang_exact.bench.servers import Served
 from sglang_exact.rehearsal import oracle
 from sglang_exact.rehearsal.server import Server
+from sglang_exact.view.output import write_atomic
 from tools.proof import speed_arms as bench_arms
 from tools.proof import speed_books as bench_books
 from tools.proof.speed_arms import Role
