@@ -53,7 +53,7 @@ def test_a_call_that_was_cut_off_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
         {"arm": "stops", "compared": 5, "different": 0, "state": "verified"},
     ]
     verify = {"layers": 4, "rows": [{"arm": "dflash", "arms": arms}]}
-    row = {"arm": "plain-32", "prompts": 9, "logprobs_equal": 9}
+    row = {"arm": "plain-32", "tally": {"compared": 9, "logprobs_equal": 9}}
     proofs = [{"date": f"2026-11-{day}", "rows": [row]} for day in (29, 30)]
     monkeypatch.setattr(
         matrix, "load", lambda name: [verify] if "verify" in name else proofs

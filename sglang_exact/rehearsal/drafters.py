@@ -112,20 +112,20 @@ DRAFTERS = {
             tokens=4,
         ),
         Drafter(
-            "dspark",
-            "DSpark",
-            "DSPARK",
-            ("dspark", "dflash"),
-            config=_dspark,
-            worker=f"{_WORKERS}.dspark_components.dspark_worker_v2",
-        ),
-        Drafter(
             "ngram",
             "NGRAM",
             "NGRAM",
             ("ngram",),
             NONE,
             flags=lambda tokens: ("--speculative-ngram-max-bfs-breadth", "1"),
+        ),
+        Drafter(
+            "dspark",
+            "DSpark",
+            "DSPARK",
+            ("dspark", "dflash"),
+            config=_dspark,
+            worker=f"{_WORKERS}.dspark_components.dspark_worker_v2",
         ),
     )
 }

@@ -88,7 +88,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
     module = importlib.import_module("tools.proof.speed")
-    monkeypatch.setattr(module, "Server", Engine)
+    monkeypatch.setattr(module.matrix, "Server", Engine)
     monkeypatch.setattr(module.signal, "signal", lambda *_: None)
     monkeypatch.setattr(Engine, "started", [])
     monkeypatch.setattr(Engine, "broken", set())

@@ -16,8 +16,10 @@ import pytest
 
 from sglang_exact.rehearsal import oracle
 from sglang_exact.rehearsal.client import Completion
+from sglang_exact.rehearsal.drafters import DRAFT_KINDS
 from sglang_exact.rehearsal.environment import environment
-from tools.proof.passes import Arm, Pass, Result, Setup, make_prompts, run_arm
+from tools.proof.arms import Arm
+from tools.proof.passes import Pass, Result, Setup, make_prompts, run_arm
 
 pytestmark = [pytest.mark.host, pytest.mark.e2e]
 
@@ -26,14 +28,14 @@ SHORT = (0, 1)
 # Longer than one KV tile of 256: below it decode and verify attention agree anyway.
 LONG = (2,)
 RATE = 0.7
+TOKENS = 4
 
 
 @pytest.fixture(scope="module")
 def setup(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Setup:
-    kinds = ("dflash", "dflash2", "mtp", "dspark")
     return Setup(
         target=tiny_models / "target",
-        drafts={kind: tiny_models / kind for kind in kinds},
+        drafts={kind: tiny_models / kind for kind in DRAFT_KINDS},
         prompts=make_prompts((9, 14, 259), 512),
         new_tokens=10,
         work=tmp_path_factory.mktemp("arms"),
@@ -43,7 +45,7 @@ def setup(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Setup:
 @pytest.fixture(scope="module")
 def reference(setup: Setup) -> list[Completion]:
     """Plain decoding under the overlay, recorded once."""
-    found = run_arm(Arm("plain", (Pass("plain"),)), setup, None, print)
+    found = run_arm(Arm("plain", "plain", phases=(Pass("plain"),)), setup, None, print)
     answers = found.answers[0]
     assert all(len(c.ids) == len(c.logprobs) == setup.new_tokens for c in answers)
     # A model that repeats one token, or is always certain, would prove nothing.
@@ -74,18 +76,22 @@ def test_dflash(setup: Setup, reference: list[Completion]) -> None:
         Pass("all accepted", 1.0, prompts=SHORT),
         Pass("without logprobs", RATE, logprobs=False, prompts=SHORT),
     )
-    found = run_arm(Arm("dflash", steps, drafter="dflash"), setup, reference, print)
+    found = run_arm(
+        Arm("dflash", "DFLASH", "dflash", TOKENS, phases=steps), setup, reference, print
+    )
     assert all(row.as_promised for row in found.rows), show(found)
     assert "gdn_verify" in attested(found)["hooks"]
 
 
-@pytest.mark.parametrize("drafter", ["dflash2", "mtp", "dspark"])
+@pytest.mark.parametrize("drafter", [k for k in DRAFT_KINDS if k != "dflash"])
 def test_other_drafters(
     setup: Setup, reference: list[Completion], drafter: str
 ) -> None:
     """Grouped convolution with a selector, the EAGLE worker, and DSpark's chain."""
     steps = (Pass("oracle", RATE, prompts=SHORT),)
-    found = run_arm(Arm(drafter, steps, drafter=drafter), setup, reference, print)
+    found = run_arm(
+        Arm(drafter, drafter, drafter, TOKENS, phases=steps), setup, reference, print
+    )
     assert all(row.as_promised for row in found.rows), show(found)
 
 
@@ -94,7 +100,7 @@ def test_ngram_through_the_plugin_alone(
 ) -> None:
     """Another verify path of the host, started by the host's own launcher."""
     steps = (Pass("oracle", RATE, prompts=SHORT),)
-    arm = Arm("ngram", steps, mode="plugin", drafter="ngram")
+    arm = Arm("ngram", "NGRAM", "ngram", TOKENS, mode="plugin", phases=steps)
     found = run_arm(arm, setup, reference, print)
     assert all(row.as_promised for row in found.rows), show(found)
     attested(found)
@@ -150,7 +156,7 @@ def test_each_hook_is_needed(
 ) -> None:
     """Without the hook the same comparison fails; the attestation says what is off."""
     steps = (Pass("hook off", RATE, prompts=prompts, equal=False),)
-    arm = Arm(f"no-{hook}", steps, drafter="dflash", disable=hook)
+    arm = Arm(f"no-{hook}", hook, "dflash", TOKENS, disable=hook, phases=steps)
     found = run_arm(arm, setup, reference, print)
     assert all(row.as_promised for row in found.rows), show(found)
     record = attested(found)
@@ -161,7 +167,7 @@ def test_each_hook_is_needed(
 def test_stock_differs(setup: Setup, reference: list[Completion]) -> None:
     """The host's own deterministic mode, with the same drafts."""
     steps = (Pass("stock", RATE, prompts=SHORT, equal=False),)
-    arm = Arm("stock", steps, mode="stock", drafter="dflash")
+    arm = Arm("stock", "stock", "dflash", TOKENS, mode="stock", phases=steps)
     found = run_arm(arm, setup, reference, print)
     assert all(row.as_promised for row in found.rows), show(found)
     assert found.attestation is None

@@ -27,7 +27,8 @@ from request_cases import OverlapServer, TextServer, follow
 from traffic import outcome, prompt, small_models
 
 from sglang_exact import host
-from sglang_exact.rehearsal import oracle, proof_arms, tokenizer
+from sglang_exact.rehearsal import oracle, tokenizer
+from tools.proof import arms as proof_arms
 from sglang_exact.rehearsal.client import Completion
 from sglang_exact.rehearsal.server import Server, draft_flags
 

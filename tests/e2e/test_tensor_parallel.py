@@ -18,7 +18,8 @@ import pytest
 from sglang_exact.rehearsal import models, oracle
 from sglang_exact.rehearsal.client import Completion
 from sglang_exact.rehearsal.server import Server, draft_flags
-from tools.proof.passes import DISABLE_VARIABLE, compare, make_prompts
+from tools.proof.matrix import DISABLE_VARIABLE, is_equal, judge
+from tools.proof.passes import make_prompts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "launch"))
 
@@ -121,12 +122,12 @@ def plan(folder: Path, name: str, known: Answers) -> Callable[[float], None]:
 
 
 def same_ids(expected: Answers, found: Answers) -> bool:
-    return compare(expected.all, found.all, logprobs=False).equal
+    return is_equal(judge(expected.all, found.all), logprobs=False)
 
 
 def same_bits(expected: Answers, found: Answers) -> bool:
     """Ids, logprobs and top-k logprobs; the penalised answer has no logprobs."""
-    scored = compare(expected.all[:3], found.all[:3], logprobs=True).equal
+    scored = is_equal(judge(expected.all[:3], found.all[:3]), logprobs=True)
     return scored and expected.top == found.top and same_ids(expected, found)
 
 

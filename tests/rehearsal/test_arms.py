@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from sglang_exact.rehearsal.client import Completion
-from tools.proof import demo, options
-from tools.proof import passes as arms
-from tools.proof.passes import Arm, Pass, Setup, compare, run_arm
+from tools.proof import demo, matrix, options
+from tools.proof.arms import Arm
+from tools.proof.matrix import is_equal, judge, tallied
+from tools.proof.passes import Pass, Setup, run_arm
 
 Answer = Callable[["FakeServer", Sequence[int], bool], Completion]
 
@@ -70,7 +71,7 @@ def as_promised(server: FakeServer, prompt: Sequence[int], logprobs: bool) -> An
 
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], None]:
-    monkeypatch.setattr(arms, "Server", FakeServer)
+    monkeypatch.setattr(matrix, "Server", FakeServer)
 
     def choose(function: Answer) -> None:
         monkeypatch.setattr(FakeServer, "answer", staticmethod(function), False)
@@ -79,21 +80,34 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], None]:
     return choose
 
 
-def test_compare() -> None:
+def test_judge() -> None:
+    """Ids and bits as integers; what was asked for and is missing is not equal."""
     reference = [completion([1, 2, 3], [7, 8, 9]), completion([4, 5], [1, 2])]
-    same = compare(reference, reference, logprobs=True)
-    assert same.equal
-    assert same.first is None
+    same = judge(reference, reference)
+    assert is_equal(same, logprobs=True) and same.first is None
     other = [completion([1, 2, 3], [7, -8, 9]), completion([4], [1])]
-    found = compare(reference, other, logprobs=True)
-    assert not found.equal
+    found = judge(reference, other)
+    assert not is_equal(found, logprobs=True)
     assert (found.ids_equal, found.logprobs_equal) == (1, 0)
-    assert found.first == arms.Difference(0, 1, "logprobs", 8, -8)
-    ids_only = compare(reference, other, logprobs=False)
-    assert ids_only.logprobs_equal is None
-    assert ids_only.first == arms.Difference(1, 1, "ids", 5, None)
+    assert found.first == {
+        "request": "0",
+        "what": ["logprobs"],
+        "position": 1,
+        "ids": [2, 2],
+    }
+    assert tallied(found, logprobs=False)["logprobs_equal"] is None
+    silent = [completion(c.ids) for c in reference]
+    assert is_equal(judge(reference, silent), logprobs=False)
+    assert not is_equal(judge(reference, silent), logprobs=True)
     with pytest.raises(ValueError, match="expected 2"):
-        compare(reference, other[:1], logprobs=True)
+        judge(reference, other[:1])
+
+
+def test_a_logprob_that_is_no_number_proves_nothing() -> None:
+    """Null on both sides is one and the same text, and no equal bit."""
+    broken: Any = [completion([1, 2], [7, None])]  # type: ignore[list-item]
+    found = judge(broken, broken)
+    assert found.ids_equal == 1 and not is_equal(found, logprobs=True)
 
 
 def setup(tmp_path: Path) -> Setup:
@@ -102,7 +116,7 @@ def setup(tmp_path: Path) -> Setup:
 
 def test_passes(tmp_path: Path, answer: Callable[[Answer], None]) -> None:
     shared = setup(tmp_path)
-    plain = run_arm(Arm("plain", (Pass("plain"),)), shared, None, print)
+    plain = run_arm(Arm("plain", "plain", phases=(Pass("plain"),)), shared, None, print)
     reference = plain.answers[0]
     assert plain.rows[0].as_promised
     steps = (
@@ -110,9 +124,11 @@ def test_passes(tmp_path: Path, answer: Callable[[Answer], None]) -> None:
         Pass("rejected", 0.0, prompts=(2,)),
         Pass("no logprobs", 0.8, logprobs=False, prompts=(0, 1)),
     )
-    exact = run_arm(Arm("exact", steps, drafter="dflash"), shared, reference, print)
-    assert [row.comparison.prompts for row in exact.rows] == [3, 1, 2]
-    assert [row.comparison.logprobs_equal for row in exact.rows] == [3, 1, None]
+    exact = run_arm(
+        Arm("exact", "exact", "dflash", phases=steps), shared, reference, print
+    )
+    assert [row.tally.compared for row in exact.rows] == [3, 1, 2]
+    assert [row.tally.logprobs_equal for row in exact.rows] == [3, 1, 0]
     assert all(row.as_promised for row in exact.rows)
     json.dumps([row.record() for row in exact.rows])
 
@@ -132,9 +148,9 @@ def test_what_was_not_exercised_is_not_as_promised(
     """Equal answers prove nothing if no draft was kept, or none was rejected."""
     answer(lambda server, prompt, logprobs: completion([1, 2, 3, 4], (), verified))
     reference = [completion([1, 2, 3, 4])] * 3
-    arm = Arm("arm", (Pass("x", rate, logprobs=False),), drafter="dflash")
+    arm = Arm("arm", "arm", "dflash", phases=(Pass("x", rate, logprobs=False),))
     (row,) = run_arm(arm, setup(tmp_path), reference, print).rows
-    assert row.comparison.equal
+    assert row.equal
     assert row.exercised is exercised
     assert row.as_promised is exercised
 
@@ -228,4 +244,4 @@ def test_demo_fails_on_one_bit(
     assert status == 1
     bad = [row for row in found["rows"] if not row["as_promised"]]
     assert len(bad) == 1
-    assert bad[0]["first_difference"]["token"] == 3
+    assert bad[0]["tally"]["first_difference"]["position"] == 3

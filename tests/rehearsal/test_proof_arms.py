@@ -21,7 +21,12 @@ from tools.proof.arms import Arm, Phase, Sizes  # noqa: E402
 
 def proof(folder: Path) -> Any:
     args = argparse.Namespace(
-        state=str(folder), out=str(folder), gpus="0", side_by_side=1, name="proof"
+        state=str(folder),
+        out=str(folder),
+        gpus="0",
+        side_by_side=1,
+        name="proof",
+        budget=1e9,
     )
     return script.Proof(args, Sizes(4))
 
@@ -64,4 +69,4 @@ def test_own_drafts_that_are_never_kept_prove_nothing(
         server, Arm("x", "X", "ngram", oracle=False), Phase(prompts=1, logprobs=False),
         proof_arms.Text([[1]], {}), [answer], tmp_path / "none.json", 10,
     )  # fmt: skip
-    assert row.as_expected is expected and row.rate is None
+    assert row["as_expected"] is expected and row["rate"] is None

@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 
 from sglang_exact.rehearsal.client import Completion  # noqa: E402
 from tools.proof import traffic, traffic_arms, traffic_asker  # noqa: E402
+from tools.proof.arms import Arm  # noqa: E402
 
 SHAPES = {False: traffic_arms.GPU, True: traffic_arms.REHEARSAL}
 
@@ -28,7 +29,7 @@ def script() -> ModuleType:
 def run(script: ModuleType, folder: Path, rehearsal: bool) -> Any:
     args = argparse.Namespace(
         state=str(folder), out=str(folder), rehearsal=rehearsal, start_timeout=1.0,
-        name="traffic",
+        name="traffic", budget=1e9,
     )  # fmt: skip
     return script.Run(args)
 
@@ -63,16 +64,17 @@ def test_a_later_call_keeps_the_rows_of_other_arms(
     script: ModuleType, tmp_path: Path
 ) -> None:
     first = run(script, tmp_path, True)
-    first.rows = [{"arm": "plain"}, {"arm": "mtp"}]
+    rows = [{"arm": n, "phase": "flow", "as_expected": True} for n in ("plain", "mtp")]
+    first.rows = {first.key(row): row for row in rows}
     first.failed = {"ngram": "no server", "mtp": "no answer"}
     first.write()
     later = run(script, tmp_path, True)
     later.keep_earlier(["mtp"])
-    assert later.rows == [{"arm": "plain"}]
+    assert list(later.rows.values()) == rows[:1]
     assert later.failed == {"ngram": "no server"}
     later.write()
     kept = json.loads((tmp_path / "traffic.json").read_text())
-    assert kept["rows"] == [{"arm": "plain"}] and len(kept["commands"]) == 2
+    assert kept["rows"] == rows[:1] and len(kept["commands"]) == 2
 
 
 def test_half_a_reference_is_none(
@@ -86,7 +88,7 @@ def test_half_a_reference_is_none(
         SimpleNamespace(started_in_s=1.0, info=dict, client=None)
     )
     monkeypatch.setattr(made, "server", lambda arm, plan: server)
-    made.one(traffic_arms.Arm("dflash", "DFLASH", "dflash"))
+    made.one(Arm("dflash", "DFLASH", "dflash"))
     assert "expected 23; fix: run arm plain" in made.failed["dflash"]
 
 
@@ -100,7 +102,7 @@ def test_judge_sees_one_bit(script: ModuleType, tmp_path: Path) -> None:
     made = run(script, tmp_path, True)
     same, other = completion((4, 5), 0.5), completion((4, 5), 0.5000001)
     made.reference = {"prompt": traffic_asker.said(same)}
-    arm = traffic_arms.Arm("x", "X", "dflash")
+    arm = Arm("x", "X", "dflash")
     for found, equal, expected in (
         (same, True, True),
         (other, True, False),
@@ -109,8 +111,22 @@ def test_judge_sees_one_bit(script: ModuleType, tmp_path: Path) -> None:
         (same, False, False),
     ):
         made._judge(arm._replace(equal=equal), "flow", [("prompt", found)], 1.0)
-        assert made.rows[-1]["as_expected"] is expected
+        assert made.rows["x flow"]["as_expected"] is expected
     # Without a single verification a speculative arm proves nothing.
     idle = Completion((4, 5), (), "length", 0, 2, None, same.raw)
     made._judge(arm, "flow", [("prompt", idle)], 1.0)
-    assert made.rows[-1]["as_expected"] is False
+    assert made.rows["x flow"]["as_expected"] is False
+
+
+def test_a_logprob_that_is_no_number_differs(
+    script: ModuleType, tmp_path: Path
+) -> None:
+    """Also where the plain server said the same: null proves nothing."""
+    made = run(script, tmp_path, True)
+    meta = {"output_token_logprobs": [[None, 4]]}
+    broken = Completion((4,), (), "length", 1, 1, 1.0, {"meta_info": meta})
+    made.reference = {"prompt": traffic_asker.said(broken)}
+    made._judge(Arm("x", "X", "dflash"), "flow", [("prompt", broken)], 1.0)
+    row = made.rows["x flow"]
+    assert row["differ"] == ["prompt"] and not row["as_expected"]
+    assert (row["tally"]["logprobs_compared"], row["tally"]["logprobs_equal"]) == (1, 0)

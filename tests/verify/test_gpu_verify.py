@@ -35,6 +35,7 @@ from tools.proof import (  # noqa: E402
 )
 from tools.proof import verifier_arms as verify_arms  # noqa: E402
 from tools.proof import verifier_calls as verify_calls  # noqa: E402
+from tools.proof.arms import Arm  # noqa: E402
 
 SCALES = (verify_arms.Scale(), verify_arms.REHEARSAL)
 IDS_ONLY = {"skip_tokenizer_init": True}
@@ -100,7 +101,7 @@ def refused(flags: list[str]) -> list[str]:
 @pytest.mark.parametrize("scale", SCALES, ids=["gpu", "rehearsal"])
 @pytest.mark.parametrize("arm", verify_arms.ARMS, ids=lambda arm: arm.name)
 def test_every_arm_has_a_server(
-    arm: verify_arms.Arm, scale: verify_arms.Scale, tmp_path: Path
+    arm: Arm, scale: verify_arms.Scale, tmp_path: Path
 ) -> None:
     flags = verifier_setup.server_flags(arm, tmp_path, 4, scale)
     server = Server("target", mode=arm.mode, flags=flags, device="cuda")
@@ -116,7 +117,7 @@ def test_every_arm_has_a_server(
         assert refused([*flags, "--attention-backend", "fa3"]) != []
     for group in arm.records:
         assert arm_table.by_name(list(verify_arms.GROUPS[group]))
-    for ask in arm.asks:
+    for ask in arm.phases:
         assert arm_table.by_name(list(ask.arms))
         record = verify_arms.BY_NAME[arm.reference]
         assert ask.group in record.records and record.drafter is None
@@ -131,12 +132,12 @@ def test_arms_are_complete() -> None:
     assert {arm.disable for arm in arms} >= {"gdn_verify", "attention_verify"}
     for arm in arms:
         control = arm.disable or arm.env or (arm.mode == "stock" and arm.drafter)
-        wanted = {ask.expect for ask in arm.asks if not ask.planted}
+        wanted = {ask.expect for ask in arm.phases if not ask.planted}
         caught = wanted & {"differs", "not verified"} or arm.refusal
         assert bool(caught) == bool(control), arm.name
         whole = arm.mode == "exact" and not (arm.disable or arm.env)
         assert ("equal" in wanted) == whole
-    assert [ask.name for ask in verify_arms.BY_NAME["dflash"].asks if ask.planted]
+    assert [ask.name for ask in verify_arms.BY_NAME["dflash"].phases if ask.planted]
 
 
 def through_proxy(path: Path, number: int, **server: Any) -> tuple[Any, Any]:
@@ -195,7 +196,7 @@ def test_arms_on_fake_servers(
         takes(run, fake, monkeypatch)
         run.one(plain, ())
     arm = verify_arms.BY_NAME["dflash"]
-    asks = [ask for ask in arm.asks if ask.name in ("repeats", "planted-bit")]
+    asks = [ask for ask in arm.phases if ask.name in ("repeats", "planted-bit")]
     with served(FakeServer(info=IDS_ONLY, step_s=0.01)) as fake:
         takes(run, fake, monkeypatch)
         run.one(arm, asks)
@@ -249,10 +250,10 @@ def test_no_record_and_no_time(
     run = made(script, tmp_path)
     with served(FakeServer(info=IDS_ONLY)) as fake:
         takes(run, fake, monkeypatch)
-        run.one(verify_arms.BY_NAME["mtp"], verify_arms.BY_NAME["mtp"].asks)
+        run.one(verify_arms.BY_NAME["mtp"], verify_arms.BY_NAME["mtp"].phases)
     assert "fix: run arm plain" in run.failed["mtp speculation"]
     run.args.budget = 0
-    run.one(verify_arms.BY_NAME["ngram"], verify_arms.BY_NAME["ngram"].asks)
+    run.one(verify_arms.BY_NAME["ngram"], verify_arms.BY_NAME["ngram"].phases)
     assert run.not_run == ["ngram speculation"] and run.finish() == 1
 
 
@@ -268,13 +269,13 @@ def test_a_server_that_shall_not_start(
     run = made(script, tmp_path)
     text = arm.refusal if said == "the reason" else said
 
-    def server(_: verify_arms.Arm) -> Any:
+    def server(_: Arm) -> Any:
         if text is None:
             return contextlib.nullcontext(SimpleNamespace(started_in_s=1.0))
         raise RuntimeError(f"no server: {text}")
 
     monkeypatch.setattr(run, "server", server)
-    run.one(arm, arm.asks)
+    run.one(arm, arm.phases)
     fine = said == "the reason"
     assert run.finish() == (0 if fine else 1)
     assert (arm.name in run.failed) != fine and run.not_run == []
@@ -286,7 +287,7 @@ def test_a_server_that_shall_not_start(
     later = made(script, tmp_path)
     assert later.rows == run.rows and later.failed == run.failed
     later.args.budget = 0
-    later.one(arm, arm.asks)
+    later.one(arm, arm.phases)
     assert later.not_run == [f"{arm.name} start"] and later.finish() == 1
     # A row of an earlier call does not stand beside a server that starts now.
     again = made(script, tmp_path)
@@ -296,7 +297,7 @@ def test_a_server_that_shall_not_start(
         "server",
         lambda _: contextlib.nullcontext(SimpleNamespace(started_in_s=1.0)),
     )
-    again.one(arm, arm.asks)
+    again.one(arm, arm.phases)
     assert again.rows == {} and "server that started" in again.failed[arm.name]
 
 

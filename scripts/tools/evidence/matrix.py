@@ -8,13 +8,11 @@ stays empty: nothing is estimated.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from tools import ROOT
+from tools.evidence.rows import different, load
 
-Row = dict[str, Any]
 COLUMNS = ("ours", "stock, deterministic", "stock, default")
 LONG = ("long-2k", "long-8k", "long-32k", "long-128k")
 
@@ -30,11 +28,6 @@ class Found(NamedTuple):
     def __str__(self) -> str:
         cut = ", cut off" * self.cut_off
         return f"{self.equal:,}/{self.compared:,} ({self.layers} layers{cut})"
-
-
-def load(name: str) -> list[Row]:
-    """The files of a pattern under results/."""
-    return [json.loads(p.read_text()) for p in sorted(ROOT.glob(f"results/{name}"))]
 
 
 def verified(server: str, *arms: str) -> list[Found]:
@@ -59,14 +52,12 @@ def proved(arm: str, **wanted: Any) -> list[Found]:
         (row, proof["layers"])
         for proof in load("gpu/proof-*.json")
         for row in proof.get("rows", ())
-        if proof.get("tp", 1) == 1
-        and row["arm"] == arm
-        and row["ids_equal"] is not None
+        if proof.get("tp", 1) == 1 and row["arm"] == arm and row["tally"] is not None
     ]
     return [
-        Found(row["logprobs_equal"], row["prompts"], layers)
+        Found(row["tally"]["logprobs_equal"], row["tally"]["compared"], layers)
         for row, layers in rows
-        if row["logprobs_equal"] is not None
+        if row["tally"]["logprobs_equal"] is not None
         and all(row[key] == value for key, value in wanted.items())
     ]
 
@@ -76,11 +67,11 @@ def older(arm: str) -> str:
     proofs = [proof for proof in load("gpu/proof-*.json") if proof.get("rows")]
     newest = max(proof["date"] for proof in proofs)
     return " and ".join(
-        f"{row['prompts']} answers of {proof['date']}"
+        f"{row['tally']['compared']} answers of {proof['date']}"
         for proof in proofs
         for row in proof["rows"]
         if row["arm"] == arm
-        and row["logprobs_equal"] is not None
+        and (row["tally"] or {}).get("logprobs_equal") is not None
         and proof["date"] < newest
     )
 
@@ -88,7 +79,11 @@ def older(arm: str) -> str:
 def traffic(*arms: str) -> list[Found]:
     """Passes under traffic."""
     return [
-        Found(row["answers"] - len(row["differ"]), row["answers"], found["layers"])
+        Found(
+            row["tally"]["compared"] - different(row),
+            row["tally"]["compared"],
+            found["layers"],
+        )
         for found in load("gpu/traffic*.json")
         for row in found["rows"]
         if row["arm"] in arms

@@ -11,29 +11,24 @@ is estimated.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 from tools import ROOT
 from tools.evidence import matrix as evidence_matrix
-from tools.evidence.matrix import load
 from tools.evidence.pages import demo_page, table, verifier_page
+from tools.evidence.rows import Row, different, load, place, title
 from tools.proof import arms as proof_arms
 from tools.proof import traffic_arms
 from tools.proof.arms import SERIES
 
 BEGIN, END = "<!-- evidence: begin -->", "<!-- evidence: end -->"
-Row = dict[str, Any]
 
 
 def proofs() -> list[Row]:
     """Every GPU proof file, full width first, in name order."""
-    found = [
-        json.loads(p.read_text()) for p in sorted(ROOT.glob("results/gpu/proof-*.json"))
-    ]
-    found = [proof for proof in found if "rows" in proof]
+    found = [proof for proof in load("gpu/proof-*.json") if "rows" in proof]
     return sorted(found, key=lambda proof: -proof["layers"])
 
 
@@ -46,27 +41,6 @@ def traffic_titles() -> dict[str, str]:
     """Title of every arm under traffic, in the order of the table."""
     arms = traffic_arms.arms_of(traffic_arms.GPU)
     return {arm.name: arm.title for arm in arms}
-
-
-def title(row: Row, known: dict[str, str]) -> str:
-    """What the row's arm is called: as its file says, or as older ones mean it.
-
-    Raises:
-        ValueError: a file without titles holds an arm that nobody knows.
-    """
-    name = row["arm"]
-    if "title" not in row and name not in known:
-        raise ValueError(
-            f"found a row of the arm {name!r} without a title, expected one or an arm "
-            f"of {', '.join(known)}; fix: run the arm again, or give its rows a title"
-        )
-    return str(row.get("title") or known[name])
-
-
-def place(row: Row, known: dict[str, str]) -> tuple[int, str]:
-    """Order of arms: as they are run, then the ones that are no longer."""
-    name, names = row["arm"], list(known)
-    return (names.index(name), "") if name in names else (len(names), name)
 
 
 def is_width(row: Row) -> bool:
@@ -95,7 +69,7 @@ def compared() -> list[Row]:
         rows += [
             {**row, "title": title(row, known), **more}
             for row in proof["rows"]
-            if row["ids_equal"] is not None
+            if row["tally"] is not None
             and ((row["arm"], tp) not in have or not row["as_expected"])
         ]
     return sorted(rows, key=key)
@@ -127,16 +101,18 @@ def summary(rows: list[Row]) -> list[str]:
     if widths := [row for row in rows if is_width(row)]:
         arms.append(widths)
     for arm in arms:
-        asked = [row for row in arm if row["logprobs_equal"] is not None]
+        tallies = [row["tally"] for row in arm]
+        asked = [tally for tally in tallies if tally["logprobs_equal"] is not None]
         cells = [
             spanned(arm),
             str(arm[0]["layers"]),
             str(arm[0]["tp"]),
             listed(row["rate"] for row in arm),
             listed(row["concurrency"] for row in arm),
-            f"{sum(r['ids_equal'] for r in arm)}/{sum(r['prompts'] for r in arm)}",
-            f"{sum(r['logprobs_equal'] for r in asked)}/"
-            f"{sum(r['prompts'] for r in asked)}",
+            f"{sum(t['ids_equal'] for t in tallies)}/"
+            f"{sum(t['compared'] for t in tallies)}",
+            f"{sum(t['logprobs_equal'] for t in asked)}/"
+            f"{sum(t['compared'] for t in asked)}",
             arm[0]["date"],
         ]
         lines.append("| " + " | ".join(cells) + " |")
@@ -151,7 +127,9 @@ def every(rows: list[Row]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        count, logprobs = row["prompts"], row["logprobs_equal"]
+        tally, length = row["tally"], row["acceptance_length"]
+        count, logprobs = tally["compared"], tally["logprobs_equal"]
+        first = tally["first_difference"]
         cells = [
             row["title"],
             row["layers"],
@@ -160,10 +138,10 @@ def every(rows: list[Row]) -> list[str]:
             row["concurrency"],
             count,
             row["tokens"],
-            f"{row['ids_equal']}/{count}",
+            f"{tally['ids_equal']}/{count}",
             "not asked" if logprobs is None else f"{logprobs}/{count}",
-            "-" if row["accept_length"] is None else f"{row['accept_length']:g}",
-            "-" if row["first_difference"] is None else row["first_difference"],
+            "-" if length is None else f"{length:g}",
+            "-" if first is None else first["position"],
             row["date"],
         ]
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
@@ -214,8 +192,8 @@ def traffic_page() -> list[str]:
         "prompts, whose drafts the drafter finds by itself."
     )
     cells = (
-        (r["title"], r["phase"], r["answers"], r["tokens"],
-         r["tokens_per_verify"], len(r["differ"]), "yes" if r["control"] else "")
+        (r["title"], r["phase"], r["tally"]["compared"], r["tokens"],
+         r["acceptance_length"], different(r), "yes" if r["control"] else "")
         for r in rows
     )  # fmt: skip
     head = "server | pass | answers | tokens | tokens per verify | differ | control"
@@ -229,13 +207,14 @@ def beside() -> str:
     controls = [r for r in rows if r["control"]]
     parts = []
     if real:
-        differ = sum(len(r["differ"]) for r in real)
+        differ = sum(different(r) for r in real)
+        answers = sum(r["tally"]["compared"] for r in real)
         parts.append(
             f"Under traffic (neighbours, chunk sizes, restarts with empty caches, "
             f"settings, penalties, seeds; 4 layers) {differ} of "
-            f"{sum(r['answers'] for r in real):,} answers differ from plain decoding "
-            f"alone; in the controls {sum(len(r['differ']) for r in controls)} of "
-            f"{sum(r['answers'] for r in controls)} do."
+            f"{answers:,} answers differ from plain decoding "
+            f"alone; in the controls {sum(different(r) for r in controls)} of "
+            f"{sum(r['tally']['compared'] for r in controls)} do."
         )
     asked = [
         (a, r) for f in found for r in f["rows"] for a in r["arms"] if r["drafter"]
@@ -259,7 +238,7 @@ def heading(rows: list[Row]) -> str:
     """What was measured on what."""
     first = proofs()[0]
     total = sum(row["tokens"] for row in rows)
-    bare = sum(row["tokens"] for row in rows if row["logprobs_equal"] is None)
+    bare = sum(row["tokens"] for row in rows if row["tally"]["logprobs_equal"] is None)
     return (
         f"At the 27B's width on {first['gpu'].split(',')[0]}, SGLang "
         f"{first['versions']['sglang']}, CUDA graphs on: **random weights, acceptance "

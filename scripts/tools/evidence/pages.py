@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tools.evidence.matrix import Row, load
+from tools.evidence.rows import Row, load
 
 
 def table(head: str, rows: Iterable[Iterable[Any]]) -> list[str]:
@@ -72,8 +72,9 @@ def demo_page() -> list[str]:
     lines: list[str] = []
     for found in load("gpu/demo-*.json"):
         cells = [
-            (r["pass"], r["prompts"], r["tokens"], r["ids_equal"], r["logprobs_equal"],
-             r["accept_length"], r["expected"])
+            (r.get("pass") or r["title"], r["tally"]["compared"], r["tokens"],
+             r["tally"]["ids_equal"], r["tally"]["logprobs_equal"],
+             r["acceptance_length"], r["expected"])
             for r in found["rows"]
         ]  # fmt: skip
         head = "pass | prompts | tokens | ids equal | logprobs equal | "

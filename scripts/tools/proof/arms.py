@@ -8,12 +8,11 @@ The plain arm records the reference that every other arm is compared with.
 from __future__ import annotations
 
 import random
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sglang_exact.rehearsal.drafters import DRAFT_KINDS, draft_flags
+from sglang_exact.rehearsal.drafters import DRAFT_KINDS, DRAFTERS, draft_flags
 
 VOCAB = 248320
 PROMPT_LENGTHS = (37, 128, 255, 256, 257, 300, 511, 700, 1023, 1500, 64, 2049)
@@ -38,31 +37,56 @@ class Phase(NamedTuple):
 
 
 class Arm(NamedTuple):
-    """One server and what is asked of it; `equal` is what the proof expects.
+    """One server of a proof, and what is asked of it.
 
-    `title` names it for readers and goes into its results. `equal` None compares
-    without expecting anything. `tokens` are verified per block.
-    Without `oracle` the drafts are the drafter's own.
+    Attributes:
+        name: of the arm.
+        title: for readers; goes into its results.
+        drafter: its name in `drafters.DRAFTERS`; None for plain decoding.
+        draft_tokens: verified per block.
+        mode, deterministic: of `Server`.
+        disable: hooks to leave out, joined by commas.
+        phases: what is asked, in this order; each proof has phases of its own kind.
+        records: sets of prompts to which its answers are what others are held against.
+        reference: arm whose answers its own are compared with.
+        equal: what is expected of its answers; None compares and expects nothing.
+        requests: in flight at most; 0 for the proof's own number.
+        oracle: drafts are the oracle's; without it the drafter's own.
+        flags: further ones of the host, after and over the shared ones.
+        env: further variables.
+        fresh: start with empty caches.
+        overlap: overlap scheduling; on is the host's default.
+        refusal: what the server says when it refuses to start, as it shall.
     """
 
     name: str
     title: str
     drafter: str | None = None
-    tokens: int = 8
+    draft_tokens: int = 8
     mode: str = "exact"
-    disable: str = ""
-    phases: tuple[Phase, ...] = (Phase(),)
-    equal: bool | None = True
-    requests: int = 8
     deterministic: bool = True
+    disable: str = ""
+    phases: tuple[Any, ...] = ()
+    records: tuple[str, ...] = ()
+    reference: str = "plain"
+    equal: bool | None = True
+    requests: int = 0
     oracle: bool = True
+    flags: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    fresh: bool = False
+    overlap: bool = True
+    refusal: str = ""
 
     @property
-    def records(self) -> bool:
-        """Whether its answers are what the others are compared with."""
-        return self.name in ("plain", "plain-repeated")
+    def drawn(self) -> bool:
+        """Whether an oracle draws its drafts."""
+        return self.drafter is not None and self.oracle
 
 
+REQUESTS = 8
+"""In flight at most, where an arm says nothing."""
+_ONE = (Phase(),)
 _FEW = (Phase(0.8, 8, 8),)
 _PLAIN_SPEED = (
     Phase(0, 1, 2, logprobs=False),
@@ -83,12 +107,15 @@ _DFLASH8 = (
     Phase(0.8, concurrency=1, prompts=4),
     Phase(0.8, logprobs=False),
 )
+_AT_MANY_WIDTHS = ("dflash", "dflash2")
+"""Drafters with arms of their own; every other one has one arm."""
 _REPEATED = tuple(Phase(text=text) for text in ("repeated", "few"))
 ARMS = (
     Arm(
         "plain",
         "plain decode, 1 in flight against 8",
         phases=(Phase(), Phase(concurrency=1, prompts=2)),
+        records=("random",),
     ),
     Arm(
         "plain-32",
@@ -97,9 +124,9 @@ ARMS = (
         requests=32,
     ),
     Arm("dflash8", "DFLASH, 8 draft tokens", "dflash", phases=_DFLASH8),
-    Arm("dflash2", "DFLASH, 2 draft tokens", "dflash", 2),
-    Arm("dflash4", "DFLASH, 4 draft tokens", "dflash", 4),
-    Arm("dflash16", "DFLASH, 16 draft tokens", "dflash", 16),
+    Arm("dflash2", "DFLASH, 2 draft tokens", "dflash", 2, phases=_ONE),
+    Arm("dflash4", "DFLASH, 4 draft tokens", "dflash", 4, phases=_ONE),
+    Arm("dflash16", "DFLASH, 16 draft tokens", "dflash", 16, phases=_ONE),
     Arm(
         "dflash2-shaped",
         "DFlash2-shaped draft, 8 draft tokens",
@@ -107,14 +134,24 @@ ARMS = (
         phases=(Phase(), *_SPEED),
         requests=32,
     ),
-    Arm("mtp", "MTP (EAGLE, topk 1), 4 draft tokens", "mtp", 4),
-    Arm("ngram", "NGRAM, 8 draft tokens", "ngram"),
+    *(
+        Arm(
+            one.name,
+            f"{one.title}, {one.tokens} draft tokens",
+            one.name,
+            one.tokens,
+            phases=_ONE,
+        )
+        for one in DRAFTERS.values()
+        if one.name not in _AT_MANY_WIDTHS
+    ),
     Arm(
         "plain-repeated",
         "plain decode of repetitive prompts",
         phases=tuple(
             turn for one in _REPEATED for turn in (one, one._replace(prompts=8))
         ),
+        records=("repeated", "few"),
     ),
     # The tries fill up: what the first turn answers, the later ones are drafted.
     Arm(
@@ -126,7 +163,6 @@ ARMS = (
             turn for one in _REPEATED for turn in (one, one._replace(prompts=48))
         ),
     ),
-    Arm("dspark", "DSpark, 8 draft tokens", "dspark"),
     Arm(
         "stock",
         "control: stock deterministic mode",
@@ -185,7 +221,8 @@ BY_NAME = {arm.name: arm for arm in ARMS}
 SERIES = "dflash-w"
 """First part of their names; the evidence puts them into one line."""
 WIDTHS = tuple(
-    Arm(f"{SERIES}{n}", f"DFLASH, {n} draft tokens", "dflash", n) for n in range(2, 17)
+    Arm(f"{SERIES}{n}", f"DFLASH, {n} draft tokens", "dflash", n, phases=_ONE)
+    for n in range(2, 17)
 )
 BY_NAME |= {arm.name: arm for arm in WIDTHS}
 
@@ -270,11 +307,12 @@ class Sizes(NamedTuple):
 
 def server_flags(arm: Arm, models_dir: Path, sizes: Sizes) -> list[str]:
     """Flags of an arm's server; the same graph sizes in all arms of one width."""
+    requests = str(arm.requests or REQUESTS)
     flags = [
         "--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16",
         "--disable-prefill-cuda-graph",
-        "--max-running-requests", str(arm.requests),
-        "--cuda-graph-max-bs-decode", str(arm.requests),
+        "--max-running-requests", requests,
+        "--cuda-graph-max-bs-decode", requests,
         "--chunked-prefill-size", "8192", "--context-length", str(sizes.context),
         "--mem-fraction-static", str(sizes.mem_fraction), "--skip-server-warmup",
         "--disable-radix-cache",
@@ -290,7 +328,7 @@ def server_flags(arm: Arm, models_dir: Path, sizes: Sizes) -> list[str]:
         draft = None
         if arm.drafter in DRAFT_KINDS:
             draft = models_dir / f"{arm.drafter}-{sizes.layers}"
-        flags += draft_flags(arm.drafter, draft, arm.tokens)
+        flags += draft_flags(arm.drafter, draft, arm.draft_tokens)
     return flags
 
 
@@ -310,13 +348,3 @@ def chosen(names: str) -> list[Arm]:
             f"{', '.join(BY_NAME)}"
         )
     return [BY_NAME[name] for name in wanted]
-
-
-def gpu() -> str:
-    """Name, driver and memory of the GPUs as nvidia-smi prints them, or "none"."""
-    query = "--query-gpu=name,driver_version,memory.total"
-    done = subprocess.run(
-        ["nvidia-smi", query, "--format=csv,noheader"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return "; ".join(done.stdout.strip().splitlines()) or "none"

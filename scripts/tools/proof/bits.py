@@ -25,43 +25,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from sglang_exact import host
-from sglang_exact.rehearsal import models, oracle
+from sglang_exact.rehearsal import oracle
 from sglang_exact.rehearsal.client import Completion
-from sglang_exact.rehearsal.drafters import DRAFT_KINDS
 from sglang_exact.rehearsal.server import Server
-from tools import ROOT
+from tools import SCRIPTS
 from tools.proof import arms as proof_arms
+from tools.proof import matrix
 from tools.proof.arms import Arm, Phase, Sizes, Text
-from tools.proof.passes import DISABLE_VARIABLE, compare
-
-SAY = threading.Lock()
-
-
-class Row(NamedTuple):
-    """The outcome of one phase of one arm; tok_s is wall clock, prefill included."""
-
-    arm: str
-    title: str
-    draft_tokens: int | None
-    rate: float | None
-    concurrency: int
-    prompts: int
-    tokens: int
-    ids_equal: int | None
-    logprobs_equal: int | None
-    first_difference: int | None
-    accept_length: float | None
-    tok_s: float
-    as_expected: bool
-
-
-def say(text: str) -> None:
-    """One line at a time, whatever the thread."""
-    with SAY:
-        print(text, flush=True)
+from tools.proof.matrix import BREAKS, Row, say
 
 
 def read_reference(path: Path) -> list[Completion] | None:
@@ -77,6 +49,15 @@ def read_reference(path: Path) -> list[Completion] | None:
     ]  # fmt: skip
 
 
+def draw(
+    plan: Path, rate: float, text: Text, reference: list[Completion] | None
+) -> None:
+    """Tell the oracle the answers to a text's prompts, if they are known."""
+    if reference is not None:
+        known = [(p, r.ids) for p, r in zip(text.prompts, reference, strict=True)]
+        oracle.write_plan(plan, rate, known)
+
+
 def run_phase(
     server: Server,
     arm: Arm,
@@ -86,13 +67,14 @@ def run_phase(
     plan: Path,
     new_tokens: int,
 ) -> tuple[Row, list[Completion]]:
-    """One pass over the prompts, compared with the reference where there is one."""
-    prompts, drawn = text.prompts, arm.drafter is not None and arm.oracle
-    if drawn and reference is not None:
-        known = [(p, r.ids) for p, r in zip(prompts, reference, strict=True)]
-        oracle.write_plan(plan, phase.rate, known)
+    """One pass over the prompts, compared with the reference where there is one.
+
+    Its `tok_s` is wall clock, prefill included.
+    """
+    if arm.drawn:
+        draw(plan, phase.rate, text, reference)
     # More requests than prompts: some are asked again.
-    asked = [prompts[i % len(prompts)] for i in range(phase.prompts)]
+    asked = [text.prompts[i % len(text.prompts)] for i in range(phase.prompts)]
     started = time.monotonic()
     found = server.generate_many(
         asked,
@@ -104,58 +86,67 @@ def run_phase(
     seconds = time.monotonic() - started
     tokens = sum(len(c.ids) for c in found)
     verifies = sum(c.spec_verify_ct for c in found)
-    ids = logprobs = first = None
-    as_expected = bool(verifies) == bool(arm.drafter)
-    if arm.drafter and not arm.oracle:
-        # The first token is the prefill's, each verify gives one more of its own.
-        as_expected &= tokens > len(found) + verifies
+    as_expected = matrix.used_drafts(arm, len(found), tokens, verifies)
+    tally = None
     if reference is not None:
         wanted = [reference[i % len(reference)] for i in range(phase.prompts)]
-        result = compare(wanted, found, phase.logprobs)
-        ids, logprobs = result.ids_equal, result.logprobs_equal
-        first = result.first.token if result.first else None
-        as_expected &= arm.equal is None or result.equal == arm.equal
-    row = Row(
-        arm.name,
-        arm.title,
-        arm.tokens if arm.drafter else None,
-        phase.rate if drawn else None,
-        phase.concurrency,
-        len(asked),
-        tokens,
-        ids,
-        logprobs,
-        first,
-        round(tokens / verifies, 2) if verifies else None,
-        round(tokens / seconds, 1),
-        as_expected,
-    )
+        judged = matrix.judge(wanted, found)
+        equal = matrix.is_equal(judged, phase.logprobs)
+        as_expected &= arm.equal is None or equal == arm.equal
+        tally = matrix.tallied(judged, phase.logprobs)
+    row: Row = {
+        "arm": arm.name,
+        "title": arm.title,
+        "draft_tokens": arm.draft_tokens if arm.drafter else None,
+        "rate": phase.rate if arm.drawn else None,
+        "concurrency": phase.concurrency,
+        "text": phase.text,
+        "prompts": len(asked),
+        "tokens": tokens,
+        "tally": tally,
+        "acceptance_length": matrix.rounded(tokens, verifies),
+        "tok_s": round(tokens / seconds, 1),
+        "as_expected": as_expected,
+    }
     return row, found
 
 
-class Proof:
+def shown(row: Row) -> str:
+    """One row in one line."""
+    tally = row["tally"] or {}
+    first = tally.get("first_difference") or {}
+    cells = [
+        row["arm"], row["draft_tokens"], row["rate"], row["concurrency"],
+        row["prompts"], row["tokens"], tally.get("ids_equal"),
+        tally.get("logprobs_equal"), first.get("position"),
+        row["acceptance_length"], row["tok_s"], row["as_expected"],
+    ]  # fmt: skip
+    return " ".join("-" if x is None else str(x) for x in cells)
+
+
+HEAD = (
+    "arm draft_tokens rate concurrency prompts tokens ids_equal logprobs_equal "
+    "first_difference acceptance_length tok_s as_expected"
+)
+
+
+class Proof(matrix.Matrix):
     """What every arm needs: where things are, and which GPU is free.
 
     Args:
         args: the command line.
         sizes: of the servers.
-        new_tokens: per prompt.
     """
 
     def __init__(self, args: argparse.Namespace, sizes: Sizes) -> None:
-        self.args, self.sizes = args, sizes
-        self.state, self.out = Path(args.state), Path(args.out)
-        self.models = self.state / "models"
+        super().__init__("gpu_proof", args, Path(args.out) / f"{args.name}.json")
+        self.sizes, self.out = sizes, Path(args.out)
         self.texts = proof_arms.texts(24, proof_arms.VOCAB)
         gpus = args.gpus.split(",")
         groups = [",".join(gpus)] if sizes.tp > 1 else gpus
         # The host sizes its pools by what is free when it starts: one at a time.
         self.starting = {group: threading.Lock() for group in groups}
         self.workers = [g for g in groups for _ in range(args.side_by_side)]
-        self.rows: list[Row] = []
-        self.failed: list[str] = []
-        self.skipped: list[str] = []
-        self.began = time.monotonic()
 
     def kept(self, text: str) -> Path:
         """The plain answers to one text's prompts."""
@@ -181,38 +172,27 @@ class Proof:
 
     def prepare(self) -> None:
         """Make folders and model configurations."""
-        self.state.mkdir(parents=True, exist_ok=True)
         self.out.mkdir(parents=True, exist_ok=True)
-        layers = self.sizes.layers
-        models.make_27b_target(self.models / f"target-{layers}", layers)
-        for kind in DRAFT_KINDS:
-            models.make_27b_draft(self.models / f"{kind}-{layers}", kind, layers)
+        matrix.make_models(self.models, self.sizes.layers)
 
     @contextlib.contextmanager
     def server(self, arm: Arm, gpus: str, plan: Path) -> Iterator[Server]:
         """The arm's server, ready; started alone on its GPU."""
-        env = {"SGLANG_EXACT_TEST_DUMMY_WEIGHTS": "1", "CUDA_VISIBLE_DEVICES": gpus}
-        if arm.drafter and arm.oracle:
-            env[oracle.VARIABLE] = str(plan)
-            oracle.write_plan(plan, 0.0, [])
-        if arm.disable:
-            env[DISABLE_VARIABLE] = arm.disable
-        server = Server(
+        made = matrix.server(
+            arm,
             self.models / f"target-{self.sizes.layers}",
-            mode=arm.mode,
-            device="cuda",
-            deterministic=arm.deterministic,
-            flags=proof_arms.server_flags(arm, self.models, self.sizes),
-            env=env,
+            plan=plan,
             log=self.state / f"{self.args.name}-{arm.name}.log",
+            flags=proof_arms.server_flags(arm, self.models, self.sizes),
+            gpus=gpus,
             start_timeout_s=self.args.start_timeout,
         )
         with self.starting[gpus]:
-            server.start()
+            made.start()
         try:
-            yield server
+            yield made
         finally:
-            server.stop()
+            made.stop()
 
     def run(self, arm: Arm, gpus: str) -> None:
         """One arm from start to its JSON file.
@@ -234,30 +214,26 @@ class Proof:
                     server, arm, phase, text, reference, plan, self.args.new
                 )
                 rows.append(row)
-                say("  " + " ".join("-" if x is None else str(x) for x in row))
+                say(f"  {shown(row)}")
                 if reference is None and arm.records:
                     kept = [{"ids": c.ids, "logprobs": c.logprobs} for c in found]
                     self.kept(phase.text).write_text(json.dumps(kept))
             if arm.name in self.args.profile.split(","):
-                self.profile(arm, server, plan, self.reference(arm, "random"))
-        self.write(arm, rows, info, server.started_in_s)
-        self.rows += rows
+                self.profile(arm, server, plan)
+        self.write_arm(arm, rows, info, server.started_in_s)
+        self.rows |= {f"{arm.name} {i}": row for i, row in enumerate(rows)}
 
-    def profile(
-        self, arm: Arm, server: Server, plan: Path, reference: list[Completion] | None
-    ) -> None:
+    def profile(self, arm: Arm, server: Server, plan: Path) -> None:
         """scripts/profile_steps on the arm's server, at 1 and 8 requests in flight."""
-        ids = self.state / "prompts.json"
-        prompts = self.texts["random"].prompts
-        ids.write_text(json.dumps(prompts))
-        if arm.drafter and reference is not None:
-            known = [(p, r.ids) for p, r in zip(prompts, reference, strict=True)]
-            oracle.write_plan(plan, proof_arms.CARD_RATE, known)
+        ids, text = self.state / "prompts.json", self.texts["random"]
+        ids.write_text(json.dumps(text.prompts))
+        if arm.drafter:
+            draw(plan, proof_arms.CARD_RATE, text, self.reference(arm, "random"))
         for in_flight in (1, 8):
             name = f"{self.args.name}-{arm.name}-steps-{in_flight}.json"
             done = subprocess.run(
                 [
-                    sys.executable, str(ROOT / "scripts" / "profile_steps"),
+                    sys.executable, str(SCRIPTS / "profile_steps"),
                     "--url", server.url, "--traces", str(self.state / "traces"),
                     "--out", str(self.out / name), "--ids", str(ids),
                     "--in-flight", str(in_flight), "--new", str(self.args.new),
@@ -266,28 +242,27 @@ class Proof:
             )  # fmt: skip
             say(f"{arm.name}: profile at {in_flight}\n{done.stdout}{done.stderr}")
 
-    def write(
-        self, arm: Arm, rows: list[Row], info: dict[str, Any], started_in_s: float
+    def write_arm(
+        self, arm: Arm, rows: list[Row], info: Row, started_in_s: float
     ) -> None:
-        """The arm's rows with all that is needed to read them."""
+        """The arm's rows with all that is needed to read them, in a file of their
+        own."""
         result = {
-            "command": " ".join(["scripts/gpu_proof", *sys.argv[1:]]),
-            "date": time.strftime("%Y-%m-%d"),
-            "gpu": proof_arms.gpu(),
-            "weights": "random, seeded per parameter",
+            **self.facts(),
             "acceptance": "set by the oracle drafter" if arm.oracle
             else "the drafter's own, repetitive prompts",
             "layers": self.sizes.layers,
             "tp": self.sizes.tp,
             "new_tokens_per_prompt": self.args.new,
             "side_by_side": len(self.workers),
-            "versions": {"sglang": host.version("sglang"), **host.stack_versions()},
             "start_s": round(started_in_s, 1),
             "attestation": info,
-            "rows": [row._asdict() for row in rows],
+            "rows": rows,
         }  # fmt: skip
-        path = self.out / f"{self.args.name}-{arm.name}.json"
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        matrix.write(self.out / f"{self.args.name}-{arm.name}.json", result)
+
+    def write(self) -> None:
+        """Every arm has a file of its own, written when it is done."""
 
     def work(self, arms: queue.SimpleQueue[Arm], gpus: str) -> None:
         """Take arms until there are none."""
@@ -296,14 +271,13 @@ class Proof:
                 arm = arms.get_nowait()
             except queue.Empty:
                 return
-            if time.monotonic() - self.began > self.args.budget:
-                self.skipped.append(arm.name)
+            if self.left() < 0:
+                self.not_run.append(arm.name)
                 continue
             try:
                 self.run(arm, gpus)
-            except (RuntimeError, OSError) as error:
-                self.failed.append(arm.name)
-                say(f"{arm.name}: FAILED\n{str(error)[-2500:]}")
+            except BREAKS as error:
+                self.fail(arm.name, error)
 
     def run_all(self, arms: list[Arm]) -> None:
         """The plain arms first: all others are compared with them."""
@@ -331,17 +305,15 @@ def main(args: argparse.Namespace) -> int:
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     arms = proof_arms.chosen(args.arms)
     if args.requests:
-        arms = [a._replace(requests=min(a.requests, args.requests)) for a in arms]
+        most = [min(a.requests or proof_arms.REQUESTS, args.requests) for a in arms]
+        arms = [a._replace(requests=n) for a, n in zip(arms, most, strict=True)]
     proof = Proof(
         args,
         Sizes(args.layers, args.context, args.mem_fraction, args.total_tokens, args.tp),
     )
     proof.prepare()
     proof.run_all(arms)
-    say("\n" + " ".join(Row._fields))
-    for row in proof.rows:
-        say(" ".join("-" if x is None else str(x) for x in row))
-    seconds = time.monotonic() - proof.began
-    say(f"not run: {proof.skipped}; failed: {proof.failed}; {seconds:.0f} s")
-    fine = proof.rows and not proof.failed and all(r.as_expected for r in proof.rows)
-    return 0 if fine else 1
+    say(f"\n{HEAD}")
+    for row in proof.rows.values():
+        say(shown(row))
+    return proof.finish()

@@ -26,24 +26,19 @@ from rich.table import Table
 
 from sglang_exact import __version__, host
 from sglang_exact.rehearsal import models
-from tools.proof.passes import (
-    Arm,
-    Pass,
-    Result,
-    Row,
-    Setup,
-    compare,
-    make_prompts,
-    run_arm,
-)
+from tools.proof.arms import Arm
+from tools.proof.matrix import judge
+from tools.proof.passes import Pass, Result, Row, Setup, make_prompts, run_arm
 
-PLAIN = Arm("plain", (Pass("plain"),))
-AGAIN = Arm("plain-again", (Pass("plain, again"),))
+PLAIN = Arm("plain", "plain", phases=(Pass("plain"),))
+AGAIN = Arm("plain-again", "plain, again", phases=(Pass("plain, again"),))
 # The last prompt spans two KV tiles, which the attention hook needs to show.
 CPU_LENGTHS = (8, 11, 17, 24, 260)
 GPU_LENGTHS = (37, 257, 511, 1023)
 CPU_VOCAB, GPU_VOCAB = 512, 248320
 RATE = 0.8
+TOKENS = 4
+"""Draft tokens of a block."""
 Keep = Callable[[list[Result]], None]
 
 
@@ -51,18 +46,22 @@ def arms(short: tuple[int, ...] | None) -> tuple[Arm, Arm]:
     """The stock and the exact arm; `short` prompts in the passes that repeat."""
     stock = Arm(
         "stock",
-        (Pass("stock DFLASH", RATE, equal=False),),
+        "stock DFLASH",
+        "dflash",
+        TOKENS,
         mode="stock",
-        drafter="dflash",
+        phases=(Pass("stock DFLASH", RATE, equal=False),),
     )
     exact = Arm(
         "exact",
-        (
+        "exact DFLASH",
+        "dflash",
+        TOKENS,
+        phases=(
             Pass("exact DFLASH", RATE),
             Pass("exact, all rejected", 0.0, prompts=short),
             Pass("exact, no logprobs", RATE, False, short),
         ),
-        drafter="dflash",
     )
     return stock, exact
 
@@ -78,7 +77,7 @@ def cpu_setup(work: Path, new_tokens: int) -> Setup:
 def gpu_setup(work: Path, layers: int, new_tokens: int) -> Setup:
     """The 27B's width with random weights; CUDA graphs stay on."""
     target = models.make_27b_target(work / "target", layers)
-    draft = models.make_27b_draft(work / "dflash", "dflash", layers, block_size=4)
+    draft = models.make_27b_draft(work / "dflash", "dflash", layers, block_size=TOKENS)
     flags = (
         "--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16",
         "--attention-backend", "triton", "--disable-prefill-cuda-graph",
@@ -131,7 +130,7 @@ def run(setup: Setup, side_by_side: int, console: Console, keep: Keep) -> list[R
 def _compared(found: Result, reference: list[Any]) -> Result:
     """An arm that ran beside the reference, compared with it afterwards."""
     rows = [
-        row._replace(comparison=compare(reference, answer, logprobs=True))
+        row._replace(tally=judge(reference, answer))
         for row, answer in zip(found.rows, found.answers, strict=True)
     ]
     return found._replace(rows=rows)
@@ -150,17 +149,15 @@ def table(rows: list[Row]) -> Table:
     shown.add_column("first\ndifference", no_wrap=True)
     shown.add_column("as\npromised")
     for row in rows:
-        total, first = row.comparison.prompts, row.comparison.first
-        logprobs = row.comparison.logprobs_equal
-        where = "none"
-        if first is not None:
-            where = f"prompt {first.prompt}, token {first.token}"
+        tally, where = row.tally, "none"
+        if tally.first is not None:
+            where = f"prompt {tally.first['request']}, token {tally.first['position']}"
         good = "[green]yes[/]" if row.as_promised else "[red]NO[/]"
         shown.add_row(
             row.title,
-            f"{row.comparison.ids_equal}/{total}",
-            "not asked" if logprobs is None else f"{logprobs}/{total}",
-            "-" if row.accept_length is None else f"{row.accept_length:.2f}",
+            f"{tally.ids_equal}/{tally.compared}",
+            f"{tally.logprobs_equal}/{tally.compared}" if row.logprobs else "not asked",
+            "-" if row.acceptance_length is None else f"{row.acceptance_length:.2f}",
             where,
             good if row.exercised else "[red]NOT EXERCISED[/]",
         )

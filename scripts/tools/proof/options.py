@@ -107,7 +107,7 @@ def verifier(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     args.arms, args.asks = _names(args.arms), _names(args.asks)
     _unknown(parser, "arms", args.arms, names)
-    asks = {ask.name for arm in verifier_arms.ARMS for ask in arm.asks}
+    asks = {ask.name for arm in verifier_arms.ARMS for ask in arm.phases}
     if args.asks:
         _unknown(parser, "asks", args.asks, sorted({*asks, verifier_arms.START}))
     return args

@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sglang_exact.bench.exactness import Tally
 from sglang_exact.rehearsal import oracle
 from sglang_exact.rehearsal.client import Completion
-from sglang_exact.rehearsal.server import Server, draft_flags
+from sglang_exact.rehearsal.drafters import draft_flags
+from sglang_exact.rehearsal.server import Server
+from tools.proof.arms import Arm
+from tools.proof.matrix import is_equal, judge, rounded, server, tallied
 
-DISABLE_VARIABLE = "SGLANG_EXACT_TEST_DISABLE_HOOKS"
 Say = Callable[[str], None]
 
 
@@ -35,20 +38,6 @@ class Pass(NamedTuple):
     logprobs: bool = True
     prompts: tuple[int, ...] | None = None
     equal: bool = True
-
-
-class Arm(NamedTuple):
-    """One server: `mode` as in `server.MODES`, `drafter` as in `draft_flags`.
-
-    `disable` names hooks to leave out, for controls that must fail.
-    """
-
-    name: str
-    passes: tuple[Pass, ...]
-    mode: str = "exact"
-    drafter: str | None = None
-    tokens: int = 4
-    disable: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,60 +69,37 @@ class Setup:
     start_timeout_s: float = 300.0
 
 
-class Difference(NamedTuple):
-    """Where two runs part: 0-based prompt of the pass and token, and the values."""
-
-    prompt: int
-    token: int
-    what: str
-    expected: int | None
-    found: int | None
-
-
-class Comparison(NamedTuple):
-    """Prompts whose ids (logprobs) are equal; None where logprobs were not asked."""
-
-    prompts: int
-    ids_equal: int
-    logprobs_equal: int | None
-    first: Difference | None
-
-    @property
-    def equal(self) -> bool:
-        """Whether every bit that was asked for is equal."""
-        everything = (self.prompts, None)
-        return self.ids_equal == self.prompts and self.logprobs_equal in everything
-
-
 class Row(NamedTuple):
-    """The outcome of one pass."""
+    """The outcome of one pass; `logprobs` is whether they were asked for."""
 
     arm: str
     title: str
-    comparison: Comparison
+    tally: Tally
+    logprobs: bool
     tokens: int
-    accept_length: float | None
+    acceptance_length: float | None
     seconds: float
     expected_equal: bool
     exercised: bool
 
     @property
+    def equal(self) -> bool:
+        """Whether every bit that was asked for is equal."""
+        return is_equal(self.tally, self.logprobs)
+
+    @property
     def as_promised(self) -> bool:
         """Equal where the promise says so, different in a control, and exercised."""
-        return self.exercised and self.comparison.equal == self.expected_equal
+        return self.exercised and self.equal == self.expected_equal
 
     def record(self) -> dict[str, Any]:
         """The row as JSON types."""
-        first = self.comparison.first
         return {
             "arm": self.arm,
-            "pass": self.title,
-            "prompts": self.comparison.prompts,
+            "title": self.title,
+            "tally": tallied(self.tally, self.logprobs),
             "tokens": self.tokens,
-            "ids_equal": self.comparison.ids_equal,
-            "logprobs_equal": self.comparison.logprobs_equal,
-            "first_difference": first._asdict() if first else None,
-            "accept_length": self.accept_length,
+            "acceptance_length": self.acceptance_length,
             "seconds": round(self.seconds, 1),
             "expected": "equal" if self.expected_equal else "different",
             "exercised": self.exercised,
@@ -145,43 +111,6 @@ def make_prompts(lengths: Sequence[int], vocab_size: int) -> list[list[int]]:
     """Seeded token ids, one prompt per length; ids 0 to 2 are left out."""
     rng = random.Random(20261129)
     return [[rng.randrange(3, vocab_size) for _ in range(n)] for n in lengths]
-
-
-def _first_unequal(expected: Sequence[int], found: Sequence[int]) -> int | None:
-    pairs = zip(expected, found, strict=False)
-    at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    if at is None and len(expected) != len(found):
-        return min(len(expected), len(found))
-    return at
-
-
-def compare(
-    reference: Sequence[Completion], found: Sequence[Completion], logprobs: bool
-) -> Comparison:
-    """Compare answers with the reference's, prompt by prompt, as integers.
-
-    Raises:
-        ValueError: not one answer for each of the reference's.
-    """
-    if len(found) != len(reference):
-        raise ValueError(
-            f"found {len(found)} answers, expected {len(reference)}; fix: compare "
-            "answers to the same prompts"
-        )
-    counts = {"ids": 0, "logprobs": 0}
-    first: Difference | None = None
-    for i, (want, got) in enumerate(zip(reference, found, strict=True)):
-        for what in ("ids", "logprobs") if logprobs else ("ids",):
-            expected, actual = getattr(want, what), getattr(got, what)
-            at = _first_unequal(expected, actual)
-            if at is None:
-                counts[what] += 1
-                continue
-            values = [x[at] if at < len(x) else None for x in (expected, actual)]
-            if first is None or (i, at) < (first.prompt, first.token):
-                first = Difference(i, at, what, values[0], values[1])
-    shown = counts["logprobs"] if logprobs else None
-    return Comparison(len(found), counts["ids"], shown, first)
 
 
 def _exercised(step: Pass, found: Sequence[Completion]) -> bool:
@@ -196,19 +125,18 @@ def _exercised(step: Pass, found: Sequence[Completion]) -> bool:
 
 
 def _server(arm: Arm, setup: Setup, plan: Path) -> Server:
-    flags, env = list(setup.flags), dict(setup.env)
+    flags = list(setup.flags)
     if arm.drafter:
-        flags += draft_flags(arm.drafter, setup.drafts.get(arm.drafter), arm.tokens)
-        env[oracle.VARIABLE] = str(plan)
-    if arm.disable:
-        env[DISABLE_VARIABLE] = arm.disable
-    return Server(
+        draft = setup.drafts.get(arm.drafter)
+        flags += draft_flags(arm.drafter, draft, arm.draft_tokens)
+    return server(
+        arm,
         setup.target,
-        mode=arm.mode,
-        flags=flags,
-        env=env,
-        device=setup.device,
+        plan=plan,
         log=setup.work / f"{arm.name}.log",
+        device=setup.device,
+        flags=flags,
+        env=setup.env,
         start_timeout_s=setup.start_timeout_s,
         request_timeout_s=900.0,
     )
@@ -234,14 +162,12 @@ def run_arm(
             message.
     """
     plan = setup.work / f"oracle-{arm.name}.json"
-    if arm.drafter:
-        oracle.write_plan(plan, 0.0, [])
     say(f"{arm.name}: starting")
     rows, answers = [], []
-    with _server(arm, setup, plan) as server:
-        say(f"{arm.name}: up in {server.started_in_s:.0f} s")
-        attestation = server.info().get("sglang_exact")
-        for step in arm.passes:
+    with _server(arm, setup, plan) as running:
+        say(f"{arm.name}: up in {running.started_in_s:.0f} s")
+        attestation = running.info().get("sglang_exact")
+        for step in arm.phases:
             if step.rate is not None and reference is not None:
                 known = [
                     (p, c.ids) for p, c in zip(setup.prompts, reference, strict=True)
@@ -249,7 +175,7 @@ def run_arm(
                 oracle.write_plan(plan, step.rate, known)
             started = time.monotonic()
             asked = range(len(setup.prompts)) if step.prompts is None else step.prompts
-            found = server.generate_many(
+            found = running.generate_many(
                 [setup.prompts[i] for i in asked],
                 setup.new_tokens,
                 concurrency=setup.in_flight,
@@ -258,15 +184,15 @@ def run_arm(
             seconds = time.monotonic() - started
             answers.append(found)
             expected = found if reference is None else [reference[i] for i in asked]
-            compared = compare(expected, found, step.logprobs)
             verified = sum(c.spec_verify_ct for c in found)
             tokens = sum(c.completion_tokens for c in found)
             row = Row(
                 arm.name,
                 step.title,
-                compared,
+                judge(expected, found),
+                step.logprobs,
                 tokens,
-                round(tokens / verified, 2) if verified else None,
+                rounded(tokens, verified),
                 seconds,
                 step.equal,
                 _exercised(step, found),

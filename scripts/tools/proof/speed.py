@@ -24,7 +24,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
 
@@ -36,16 +36,16 @@ from sglang_exact.bench import report as reporting
 from sglang_exact.bench.drive import CannotRun
 from sglang_exact.bench.run import now
 from sglang_exact.bench.servers import Served
-from sglang_exact.rehearsal import oracle
-from sglang_exact.rehearsal.server import Server
 from sglang_exact.view.output import write_atomic
+from tools.proof import matrix
 from tools.proof import speed_arms as bench_arms
 from tools.proof import speed_books as bench_books
+from tools.proof.matrix import INTERRUPTED
 from tools.proof.speed_arms import Role
 from tools.proof.speed_setup import Place
 from tools.proof.speed_stages import NOTES, Stages
 
-FAILED, INTERRUPTED = 2, 130
+FAILED = 2
 # GPU time is dear: whatever breaks in one stage costs that stage alone.
 BREAKS = (
     ArithmeticError, AttributeError, ExceptionGroup, ImportError, LookupError, OSError,
@@ -181,21 +181,14 @@ class Bench:
 
         Raises RuntimeError where the server does not start.
         """
-        arm = role.arm
-        env: dict[str, str] = {}
-        if not self.args.rehearsal:
-            env["SGLANG_EXACT_TEST_DUMMY_WEIGHTS"] = "1"
-            if self.args.gpu_index is not None:
-                env["CUDA_VISIBLE_DEVICES"] = str(self.args.gpu_index)
-        env |= bench_arms.forced(arm, self.args.acceptance)
-        if arm.drafter:
-            env[oracle.VARIABLE] = str(self.stages.plan)
-            self.stages.tell_oracle(0.0, [])
+        arm, gpu = role.arm, self.args.gpu_index
         say(f"{arm.name}: starting")
-        with Server(
-            self.place.target(), mode=arm.mode, device=self.place.device,
-            deterministic=False, flags=self.place.flags(arm, self.scale), env=env,
-            log=self.out / f"{arm.name}.log",
+        with matrix.server(
+            arm, self.place.target(), plan=self.stages.plan,
+            log=self.out / f"{arm.name}.log", device=self.place.device,
+            flags=self.place.flags(arm, self.scale),
+            env=bench_arms.forced(arm, self.args.acceptance),
+            gpus=None if gpu is None else str(gpu),
             start_timeout_s=min(self.args.start_timeout, self.left()),
         ) as server:  # fmt: skip
             self.timed(arm.name, "start", server.started_in_s)
@@ -316,14 +309,9 @@ def _said(error: BaseException) -> str:
     return f"{kind}{error}"
 
 
-def _stop(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
 def main(args: argparse.Namespace) -> int:
     """Measure; 0 if everything that was asked for is there."""
-    # A scheduler ends jobs with SIGTERM; servers must not outlive this.
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, matrix.stop)
     try:
         bench = Bench(args)
     except ValueError as error:

@@ -78,11 +78,11 @@ class Place(NamedTuple):
         """The draft's folder, made if absent; None for an arm without one."""
         if arm.drafter is None:
             return None
-        path = self.folder / f"w{arm.tokens}" / f"{arm.drafter}-{self.layers}"
+        path = self.folder / f"w{arm.draft_tokens}" / f"{arm.drafter}-{self.layers}"
         if self.device == "cpu":
-            return models.make_draft(path, arm.drafter, block_size=arm.tokens)
+            return models.make_draft(path, arm.drafter, block_size=arm.draft_tokens)
         return models.make_27b_draft(
-            path, arm.drafter, self.layers, block_size=arm.tokens
+            path, arm.drafter, self.layers, block_size=arm.draft_tokens
         )
 
     def flags(self, arm: Arm, scale: Scale) -> list[str]:
@@ -90,7 +90,9 @@ class Place(NamedTuple):
         draft = self.draft(arm)
         if self.device == "cpu":
             own = ["--mamba-ssm-dtype", "float32", "--disable-radix-cache"]
-            drafted = draft_flags(arm.drafter, draft, arm.tokens) if arm.drafter else []
+            drafted = (
+                draft_flags(arm.drafter, draft, arm.draft_tokens) if arm.drafter else []
+            )
             return drafted + (own if arm.mode == "stock" else [])
         context = max(scale.contexts) + scale.decode_tokens + 1024
         sizes = ServerSizes(self.layers, context, self.mem_fraction)

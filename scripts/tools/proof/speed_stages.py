@@ -170,7 +170,7 @@ class Stages:
 
     def lengths(self, role: Role) -> list[float]:
         """The acceptance lengths that an arm's blocks can have."""
-        return [n for n in self.scale.swept if n <= role.arm.tokens]
+        return [n for n in self.scale.swept if n <= role.arm.draft_tokens]
 
     def tell_oracle(
         self, rate: float, known: list[tuple[Any, Any]], in_step: bool = False
@@ -286,7 +286,7 @@ class Stages:
     async def acceptance(self, role: Role, served: Served) -> None:
         """Speed over acceptance length, one in flight."""
         for length in self.lengths(role):
-            rate = modelling.keep_rate(length, role.arm.tokens)
+            rate = modelling.keep_rate(length, role.arm.draft_tokens)
             self.tell_oracle(rate, self.known(role.reference))
             await self.loads(role, served, swept_title(length), self.scale.load[:1])
 

@@ -17,39 +17,31 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from sglang_exact import host
-from sglang_exact.rehearsal import models, oracle
+from sglang_exact.bench.exactness import Tally
+from sglang_exact.rehearsal import oracle
 from sglang_exact.rehearsal.client import Completion
-from sglang_exact.rehearsal.server import Server, draft_flags
+from sglang_exact.rehearsal.drafters import DRAFTERS, draft_flags
+from sglang_exact.rehearsal.server import Server
 from tools.proof import arms as proof_arms
-from tools.proof.passes import DISABLE_VARIABLE
-from tools.proof.traffic_arms import (
-    ALONE,
-    GPU,
-    REHEARSAL,
-    Arm,
-    arms_of,
-)
-from tools.proof.traffic_asker import PHASES, Asker, said
+from tools.proof import matrix
+from tools.proof.arms import Arm
+from tools.proof.matrix import BREAKS, Row, say
+from tools.proof.traffic_arms import ALONE, DRAFTED, GPU, REHEARSAL, arms_of
+from tools.proof.traffic_asker import PHASES, Asker, finite, said
 
-# Where each compiler and tuner of the stack keeps what it made.
-CACHES = (
-    "TRITON_CACHE_DIR", "SGLANG_CACHE_DIR", "SGLANG_DG_CACHE_DIR",
-    "TORCHINDUCTOR_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE", "TVM_FFI_CACHE_DIR",
-    "CUDA_CACHE_PATH",
-)  # fmt: skip
-RATE = 0.7
+RATE, LAYERS = 0.7, 4
+REHEARSED_TOKENS = 4
+"""Draft tokens of a rehearsal's servers."""
 
 
-class Run:
+class Run(matrix.Matrix):
     """All arms of one call.
 
     Args:
@@ -57,129 +49,83 @@ class Run:
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
+        super().__init__("gpu_traffic", args, Path(args.out) / f"{args.name}.json")
         self.shape = REHEARSAL if args.rehearsal else GPU
-        # Compilers change folders: the caches named below must not depend on it.
-        self.state = Path(args.state).resolve()
-        self.models = self.state / "models"
-        self.path = Path(args.out) / f"{args.name}.json"
         self.kept = self.state / "traffic-reference.json"
         self.reference: dict[str, Any] = {}
         self.ready = threading.Event()
-        self.write_lock = threading.Lock()
-        self.rows: list[dict[str, Any]] = []
-        self.failed: dict[str, str] = {}
-        self.info: dict[str, Any] = {}
-        self.commands = [" ".join(["scripts/gpu_traffic", *sys.argv[1:]])]
-        self.began = time.monotonic()
         if self.kept.exists():
             self.reference = json.loads(self.kept.read_text())
             self.ready.set()
 
-    def keep_earlier(self, wanted: Sequence[str]) -> None:
-        """Take over what an earlier call found of arms that are not run again."""
-        if not self.path.exists():
-            return
-        found = json.loads(self.path.read_text())
-        self.rows = [row for row in found["rows"] if row["arm"] not in wanted]
-        failed = found["failed"].items()
-        self.failed = {arm: why for arm, why in failed if arm not in wanted}
-        self.commands = [*found["commands"], *self.commands]
-
     def prepare(self) -> None:
         """Model folders."""
-        Path(self.args.out).mkdir(parents=True, exist_ok=True)
-        self.models.mkdir(parents=True, exist_ok=True)
-        if self.args.rehearsal:
-            models.make_target(self.models / "target-4")
-            for kind in ("dflash", "mtp"):
-                models.make_draft(self.models / f"{kind}-4", kind)
-            return
-        models.make_27b_target(self.models / "target-4", 4)
-        for kind in ("dflash", "mtp"):
-            models.make_27b_draft(self.models / f"{kind}-4", kind, 4)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        matrix.make_models(self.models, LAYERS, self.rehearsal, DRAFTED)
 
     def flags(self, arm: Arm) -> list[str]:
         """Flags of an arm's server; explicit pools, so that servers can be beside."""
-        shape, width = self.shape, 4
-        if self.args.rehearsal:
-            draft = self.models / f"{arm.drafter}-4"
+        shape, extra = self.shape, list(arm.flags)
+        if self.rehearsal:
             flags = ["--context-length", str(shape.context)]
             if arm.requests:
                 flags += ["--max-running-requests", str(arm.requests)]
             if arm.drafter:
-                flags += draft_flags(arm.drafter, draft, width)
-        else:
-            width = 4 if arm.drafter == "mtp" else 8
-            base = proof_arms.Arm(
-                arm.name,
-                arm.title,
-                arm.drafter,
-                width,
-                requests=arm.requests or shape.rows,
-            )
-            tokens = shape.context * 8
-            sizes = proof_arms.Sizes(4, shape.context, 0.95, tokens)
-            flags = proof_arms.server_flags(base, self.models, sizes)
-        if not arm.overlap and not self.args.rehearsal:
-            flags.append("--disable-overlap-schedule")
-        graph = "--cuda-graph-bs-decode"
-        extra = list(arm.flags)
-        if self.args.rehearsal and graph in extra:
-            extra = extra[: extra.index(graph)]
+                draft = self.models / f"{arm.drafter}-{LAYERS}"
+                flags += draft_flags(arm.drafter, draft, REHEARSED_TOKENS)
+            graph = "--cuda-graph-bs-decode"
+            return [*flags, *(extra[: extra.index(graph)] if graph in extra else extra)]
+        width = DRAFTERS[arm.drafter].tokens if arm.drafter else arm.draft_tokens
+        arm = arm._replace(draft_tokens=width, requests=arm.requests or shape.rows)
+        sizes = proof_arms.Sizes(LAYERS, shape.context, 0.95, shape.context * 8)
+        flags = proof_arms.server_flags(arm, self.models, sizes)
+        flags += ["--disable-overlap-schedule"] * (not arm.overlap)
         return [*flags, *extra]
 
     def server(self, arm: Arm, plan: Path) -> Server:
         """The arm's server, not started."""
-        env: dict[str, str] = {}
-        if not self.args.rehearsal:
-            env["SGLANG_EXACT_TEST_DUMMY_WEIGHTS"] = "1"
-        if arm.drafter and arm.oracle:
-            env[oracle.VARIABLE] = str(plan)
-            oracle.write_plan(plan, 0.0, [])
-        if arm.disable:
-            env[DISABLE_VARIABLE] = arm.disable
-        if arm.fresh:
-            fresh = self.state / f"empty-{arm.name}-{time.monotonic_ns()}"
-            env |= {name: str(fresh / name.lower()) for name in CACHES}
-        kind = Server if self.args.rehearsal and not arm.overlap else Overlapped
-        return kind(
-            self.models / "target-4",
-            device="cpu" if self.args.rehearsal else "cuda",
-            flags=self.flags(arm),
-            env=env,
+        return matrix.server(
+            arm,
+            self.models / f"target-{LAYERS}",
+            plan=plan,
             log=self.state / f"traffic-{arm.name}.log",
+            device=self.device,
+            flags=self.flags(arm),
+            kind=Overlapped if arm.overlap else None,
             start_timeout_s=self.args.start_timeout,
         )
 
     def one(self, arm: Arm) -> None:
         """One arm; a failure is noted, not raised."""
+        if self.left() < 0:
+            self.not_run.append(arm.name)
+            return
         try:
             self._one(arm)
-        except (RuntimeError, OSError, LookupError, ValueError) as error:
-            self.failed[arm.name] = str(error)[-3000:]
-            print(f"{arm.name}: FAILED\n{str(error)[-2500:]}", flush=True)
+        except BREAKS as error:
+            self.fail(arm.name, error)
         finally:
-            if arm.name == "plain":
+            if arm.records:
                 self.ready.set()
             self.write()
 
     def _one(self, arm: Arm) -> None:
         plan = self.state / f"traffic-oracle-{arm.name}.json"
         with self.server(arm, plan) as server:
-            up = round(server.started_in_s)
-            print(f"{arm.name}: up in {up} s", flush=True)
-            self.info = self.info or server.info().get("sglang_exact") or {}
+            self.starts[arm.name] = round(server.started_in_s, 1)
+            say(f"{arm.name}: up in {server.started_in_s:.0f} s")
+            if not arm.disable:
+                self.info = self.info or server.info().get("sglang_exact") or {}
             asker = Asker(server, self.shape)
-            if arm.name != "plain":
+            if not arm.records:
                 self.ready.wait()
             prompts = asker.everything
-            if arm.name != "plain" and not self.reference.keys() >= prompts.keys():
+            if not arm.records and not self.reference.keys() >= prompts.keys():
                 raise RuntimeError(
                     f"found {len(self.reference)} plain answers in {self.kept}, "
                     f"expected {len(prompts)}; fix: run arm plain"
                 )
-            if arm.drafter and arm.oracle:
+            if arm.drawn:
                 known = [(p, self.reference[n][0]) for n, p in prompts.items()]
                 oracle.write_plan(plan, RATE, known)
             for phase in arm.phases:
@@ -190,60 +136,73 @@ class Run:
     def _judge(
         self, arm: Arm, phase: str, found: Sequence[tuple[str, Completion]], s: float
     ) -> None:
-        if arm.name == "plain" and phase in ALONE:
+        if arm.records and phase in ALONE:
             self.reference |= {name: said(answer) for name, answer in found}
             self.kept.write_text(json.dumps(self.reference))
             if phase == ALONE[-1]:
                 self.ready.set()
             return
-        differ = sorted({n for n, a in found if said(a) != self.reference[n]})
+        tally, differ = self._tally(found)
         verifies = sum(answer.spec_verify_ct for _, answer in found)
         tokens = sum(len(answer.ids) for _, answer in found)
-        # The first token is the prefill's, each verify gives one more of its own.
-        kept = arm.oracle or tokens > len(found) + verifies
-        row = {
+        row: Row = {
             "arm": arm.name,
             "title": arm.title,
             "phase": phase,
             "drafter": arm.drafter,
-            "oracle": arm.oracle and arm.drafter is not None,
+            "oracle": arm.drawn,
             "answers": len(found),
             "tokens": tokens,
-            "tokens_per_verify": round(tokens / verifies, 2) if verifies else None,
+            "acceptance_length": matrix.rounded(tokens, verifies),
+            "tally": tally.to_json(),
             "differ": differ,
             "control": not arm.equal,
             "as_expected": bool(differ) != arm.equal
-            and bool(verifies) == bool(arm.drafter)
-            and kept,
+            and matrix.used_drafts(arm, len(found), tokens, verifies),
             "seconds": round(s, 1),
         }
-        self.rows.append(row)
+        self.rows[self.key(row)] = row
         shown = " ".join(f"{k}={v}" for k, v in row.items() if k != "arm")
-        print(f"{arm.name}: {shown}", flush=True)
+        say(f"{arm.name}: {shown}")
 
-    def write(self) -> None:
-        """The result so far; kept whole if this call is ended."""
-        result = {
-            "command": self.commands[-1],
-            "commands": self.commands,
-            "date": time.strftime("%Y-%m-%d"),
-            "gpu": "none: rehearsal, interpreted kernels" if self.args.rehearsal
-            else proof_arms.gpu(),
-            "weights": "random, seeded per parameter",
+    def _tally(
+        self, found: Sequence[tuple[str, Completion]]
+    ) -> tuple[Tally, list[str]]:
+        """Answers held against the reference's, and the names of those that differ."""
+        tally, differ = Tally(), set()
+        for name, answer in found:
+            wanted = self.reference[name]
+            ids = list(answer.ids) == wanted[0]
+            told = said(answer)
+            same = told == wanted and finite(answer)
+            tally.compared += 1
+            tally.ids_equal += ids
+            # After ids and reason three lists of the prompt, then the chosen ones.
+            if wanted[5]:
+                tally.logprobs += 1
+                tally.logprobs_equal += told[2:] == wanted[2:] and finite(answer)
+            if not same:
+                differ.add(name)
+                tally.first = tally.first or {"request": name, "ids": ids}
+        return tally, sorted(differ)
+
+    def facts(self) -> Row:
+        """With the sizes of this proof."""
+        small, large = self.shape.chunks
+        return {
+            **super().facts(),
             "acceptance": f"set by the oracle drafter, rate {RATE}",
-            "layers": 4,
+            "layers": LAYERS,
             "new_tokens_per_prompt": self.shape.new,
-            "chunk_sizes": {"small": self.shape.chunks[0],
-                            "large": self.shape.chunks[1]},
-            "versions": {"sglang": host.version("sglang"), **host.stack_versions()},
-            "attestation": self.info,
-            "rows": self.rows,
-            "failed": self.failed,
-        }  # fmt: skip
-        with self.write_lock:
-            new = self.path.with_name(f".{self.path.name}")
-            new.write_text(json.dumps(result, indent=1) + "\n")
-            new.replace(self.path)
+            "chunk_sizes": {"small": small, "large": large},
+        }
+
+    def run(self, wanted: Collection[str], side_by_side: int) -> int:
+        """The arms of these names, several at once; the exit status."""
+        known = {arm.name: arm for arm in arms_of(self.shape)}
+        with ThreadPoolExecutor(side_by_side) as pool:
+            list(pool.map(self.one, [known[name] for name in wanted]))
+        return self.finish()
 
 
 class Overlapped(Server):
@@ -260,25 +219,9 @@ def main(args: argparse.Namespace) -> int:
     """Run the arms; 0 if every row is as expected."""
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     run = Run(args)
-    known = {arm.name: arm for arm in arms_of(run.shape)}
-    wanted = args.arms
-    if not run.reference and "plain" not in wanted:
-        print("found no reference in --state, expected arm plain to run first")
+    if not run.reference and "plain" not in args.arms:
+        say("found no reference in --state, expected arm plain to run first")
         return 2
     run.prepare()
-    run.keep_earlier(wanted)
-    skipped = []
-
-    def one(name: str) -> None:
-        if time.monotonic() - run.began > args.budget:
-            skipped.append(name)
-        else:
-            run.one(known[name])
-
-    with ThreadPoolExecutor(args.side_by_side) as pool:
-        list(pool.map(one, wanted))
-    bad = [r["arm"] for r in run.rows if not r["as_expected"]]
-    seconds = time.monotonic() - run.began
-    print(f"unexpected: {bad}; failed: {list(run.failed)}; not run: {skipped}; "
-          f"{seconds:.0f} s")  # fmt: skip
-    return 1 if bad or run.failed or not run.rows else 0
+    run.keep_earlier(args.arms)
+    return run.run(args.arms, args.side_by_side)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tools.proof.arms import OLD_NGRAM, VOCAB
+from tools.proof.arms import OLD_NGRAM, VOCAB, Arm
 
 REQUEST_HOOKS = "accept_dflash,accept_dflash_adjust,penalties_count"
 """Without them the host drops penalties and draws seeded tokens by coins."""
@@ -13,6 +13,10 @@ REQUEST_HOOKS = "accept_dflash,accept_dflash_adjust,penalties_count"
 
 ALONE = ("alone", "kinds_alone", "repeats_alone")
 """Phases in which the plain server answers what all others are compared with."""
+
+
+DRAFTED = ("dflash", "mtp")
+"""Drafters of the arms whose drafts are a model's."""
 
 
 class Shape(NamedTuple):
@@ -38,36 +42,6 @@ GPU = Shape(
 REHEARSAL = Shape((12, 70, 140), 512, 5, 512, 2, (64, 128), 4, (6, 12))
 
 
-class Arm(NamedTuple):
-    """One server; `equal` False marks a control, which must differ.
-
-    Attributes:
-        name: of the arm.
-        title: for readers; goes into its results.
-        drafter: of `draft_flags`; None for plain decoding.
-        flags: further flags, after and over the shared ones.
-        phases: names of `PHASES`.
-        fresh: start with empty caches.
-        overlap: overlap scheduling; on is the host's default.
-        disable: hooks to leave out.
-        requests: --max-running-requests; 0 for the shared size.
-        equal: what is expected.
-        oracle: drafts are the oracle's; without it the drafter's own.
-    """
-
-    name: str
-    title: str
-    drafter: str | None = None
-    flags: tuple[str, ...] = ()
-    phases: tuple[str, ...] = ("flow",)
-    fresh: bool = False
-    overlap: bool = True
-    disable: str = ""
-    requests: int = 0
-    equal: bool = True
-    oracle: bool = True
-
-
 def arms_of(shape: Shape) -> list[Arm]:
     """Every arm, the reference first."""
     small, large = (str(x) for x in shape.chunks)
@@ -79,7 +53,12 @@ def arms_of(shape: Shape) -> list[Arm]:
         "--context-length", str(shape.context // 2),
     )  # fmt: skip
     return [
-        Arm("plain", "plain decoding", phases=(*ALONE, "flow", "kinds")),
+        Arm(
+            "plain",
+            "plain decoding",
+            phases=(*ALONE, "flow", "kinds"),
+            records=("everything",),
+        ),
         Arm(
             "restart-1",
             "plain, started with empty caches",
@@ -113,12 +92,46 @@ def arms_of(shape: Shape) -> list[Arm]:
             flags=captured,
             phases=("rows",),
         ),
-        Arm("chunk-small-plain", "plain, chunks of 512", flags=(chunk, small)),
-        Arm("chunk-small", "DFLASH, chunks of 512", "dflash", flags=(chunk, small)),
-        Arm("chunk-large", "DFLASH, chunks of 2,048", "dflash", flags=(chunk, large)),
-        Arm("chunk-off-plain", "plain, prompts in one piece", flags=(chunk, "-1")),
-        Arm("chunk-off", "DFLASH, prompts in one piece", "dflash", flags=(chunk, "-1")),
-        Arm("running-1", "DFLASH, 1 running request", "dflash", requests=1),
+        Arm(
+            "chunk-small-plain",
+            "plain, chunks of 512",
+            flags=(chunk, small),
+            phases=("flow",),
+        ),
+        Arm(
+            "chunk-small",
+            "DFLASH, chunks of 512",
+            "dflash",
+            flags=(chunk, small),
+            phases=("flow",),
+        ),
+        Arm(
+            "chunk-large",
+            "DFLASH, chunks of 2,048",
+            "dflash",
+            flags=(chunk, large),
+            phases=("flow",),
+        ),
+        Arm(
+            "chunk-off-plain",
+            "plain, prompts in one piece",
+            flags=(chunk, "-1"),
+            phases=("flow",),
+        ),
+        Arm(
+            "chunk-off",
+            "DFLASH, prompts in one piece",
+            "dflash",
+            flags=(chunk, "-1"),
+            phases=("flow",),
+        ),
+        Arm(
+            "running-1",
+            "DFLASH, 1 running request",
+            "dflash",
+            requests=1,
+            phases=("flow",),
+        ),
         Arm(
             "running-many",
             "DFLASH, 32 running requests",
@@ -131,6 +144,7 @@ def arms_of(shape: Shape) -> list[Arm]:
             "DFLASH, metrics, logs, memory, context length",
             "dflash",
             flags=settings,
+            phases=("flow",),
         ),
         Arm(
             "no-overlap",
@@ -144,6 +158,7 @@ def arms_of(shape: Shape) -> list[Arm]:
             "DFLASH, no CUDA graphs",
             "dflash",
             flags=("--disable-cuda-graph",),
+            phases=("flow",),
         ),
         Arm("mtp", "MTP (EAGLE, topk 1)", "mtp", phases=("flow", "kinds")),
         Arm("ngram", "NGRAM", "ngram", phases=("flow", "kinds")),

@@ -73,6 +73,12 @@ def said(found: Completion) -> list[Any]:
     return [list(found.ids), found.finish_reason, *sides]
 
 
+def finite(found: Completion) -> bool:
+    """Whether every chosen logprob is a number: one that is none proves nothing."""
+    pairs = found.raw["meta_info"].get("output_token_logprobs") or []
+    return all(value is not None for value, *_ in pairs)
+
+
 class Asker:
     """The requests of a run, and how a server is asked for them.
 

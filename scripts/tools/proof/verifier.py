@@ -20,36 +20,40 @@ import json
 import os
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
-from sglang_exact import host
-from sglang_exact.rehearsal import oracle
 from sglang_exact.rehearsal.server import Server
-from tools.proof import arms as proof_arms
+from tools.proof import matrix, verifier_setup
 from tools.proof import verifier_arms as verify_arms
-from tools.proof import verifier_setup
-from tools.proof.passes import DISABLE_VARIABLE
+from tools.proof.arms import Arm
+from tools.proof.matrix import BREAKS, INTERRUPTED, Row, say
 from tools.proof.planted_bit import Proxy, is_named
-from tools.proof.verifier_arms import Arm, Ask, Scale
-from tools.proof.verifier_calls import (
-    FAREWELL,
-    INTERRUPTED,
-    Caller,
-    as_expected,
-    figures,
-    shown,
-)
+from tools.proof.verifier_arms import Ask, Scale
+from tools.proof.verifier_calls import FAREWELL, Caller, as_expected, figures, shown
 
 # Seconds below which a server or a call is not begun.
 LEAST_START, LEAST_CALL = 20.0, FAREWELL + 3.0
-BREAKS = (RuntimeError, OSError, LookupError, ValueError)
 
 
-class Run:
+def named(arm: Arm, ask: str) -> Row:
+    """What a row begins with."""
+    return {"arm": arm.name, "title": arm.title, "ask": ask}
+
+
+def told(found: Sequence[Row]) -> Row:
+    """What the verifier said, arm by arm, and added up."""
+    sums = {name: sum(one[name] for one in found) for name in ("compared", "different")}
+    return {"tally": sums, "arms": list(found)}
+
+
+def command(words: Sequence[str]) -> str:
+    """A call as a user makes it."""
+    return shlex.join(["sglang-exact", *words])
+
+
+class Run(matrix.Matrix):
     """All arms of one call.
 
     Args:
@@ -57,45 +61,18 @@ class Run:
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
+        name = args.name or f"verify-{args.layers}"
+        super().__init__("gpu_verify", args, Path(args.out) / f"{name}.json")
         self.scale = verify_arms.REHEARSAL
         if not args.rehearsal:
             self.scale = Scale(args.new, args.repeats, args.long_repeats)
-        self.state = Path(args.state).resolve()
-        self.models = self.state / "models"
-        name = args.name or f"verify-{args.layers}"
-        self.path = Path(args.out).resolve() / f"{name}.json"
-        self.rows: dict[str, dict[str, Any]] = {}
-        self.failed: dict[str, str] = {}
-        self.starts: dict[str, float] = {}
-        self.not_run: list[str] = []
-        self.bad: list[str] = []
-        self.info: dict[str, Any] = {}
-        self.commands = [shlex.join(["scripts/gpu_verify", *sys.argv[1:]])]
-        self.began = time.monotonic()
         self.caller = Caller(self.state, self.left)
-
-    def keep_earlier(self) -> None:
-        """Take over what earlier calls found; what is asked again replaces it."""
-        if not self.path.exists():
-            return
-        found = json.loads(self.path.read_text())
-        self.rows = {f"{r['arm']} {r['ask']}": r for r in found["rows"]}
-        self.failed, self.starts = found["failed"], found["start_s"]
-        self.not_run, self.info = found["not_run"], found["attestation"]
-        self.commands = [*found["commands"], *self.commands]
-        self.bad = [k for k, r in self.rows.items() if not r["as_expected"]]
 
     def prepare(self) -> None:
         """Folders, models, prompts."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        layers, rehearsal = self.args.layers, self.args.rehearsal
-        verifier_setup.make_models(self.models, layers, rehearsal)
+        matrix.make_models(self.models, self.args.layers, self.rehearsal)
         verifier_setup.write_requests(self.state / "requests.jsonl", self.scale)
-
-    def left(self) -> float:
-        """Seconds of --budget that are left."""
-        return float(self.args.budget - (time.monotonic() - self.began))
 
     def plan(self, arm: Arm) -> Path:
         """The oracle's file of an arm's server."""
@@ -103,25 +80,15 @@ class Run:
 
     def server(self, arm: Arm) -> Server:
         """The arm's server, not started."""
-        env: dict[str, str] = {}
-        if not self.args.rehearsal:
-            env["SGLANG_EXACT_TEST_DUMMY_WEIGHTS"] = "1"
-            env["CUDA_VISIBLE_DEVICES"] = self.args.gpu
-        if arm.drafter:
-            env[oracle.VARIABLE] = str(self.plan(arm))
-            oracle.write_plan(self.plan(arm), 0.0, [])
-        if arm.disable:
-            env[DISABLE_VARIABLE] = arm.disable
-        env |= dict(arm.env)
         layers = self.args.layers
-        return Server(
+        return matrix.server(
+            arm,
             self.models / f"target-{layers}",
-            mode=arm.mode,
-            device="cpu" if self.args.rehearsal else "cuda",
-            deterministic=arm.deterministic,
-            flags=verifier_setup.server_flags(arm, self.models, layers, self.scale),
-            env=env,
+            plan=self.plan(arm),
             log=self.state / f"verify-{arm.name}.log",
+            device=self.device,
+            flags=verifier_setup.server_flags(arm, self.models, layers, self.scale),
+            gpus=self.args.gpu,
             start_timeout_s=min(self.args.start_timeout, self.left()),
         )
 
@@ -176,8 +143,7 @@ class Run:
             return
         row = {"expected": verify_arms.NO_START, "exit_status": None, "seconds": 0}
         row |= {"drafter": arm.drafter, "as_expected": True, "said": arm.refusal}
-        named = {"arm": arm.name, "ask": verify_arms.START}
-        self.rows[key] = {**named, **row, "arms": []}
+        self.rows[key] = {**named(arm, verify_arms.START), **row, **told([])}
         say(f"{arm.name}: refused to start: {arm.refusal}")
         self.write()
 
@@ -195,8 +161,7 @@ class Run:
             else:
                 row = self.record(arm, what, server.url)
             row["seconds"] = round(time.monotonic() - began, 1)
-            self.rows[key] = {"arm": arm.name, "ask": name, **row}
-            self.bad = [k for k, r in self.rows.items() if not r["as_expected"]]
+            self.rows[key] = {**named(arm, name), **row}
             say(shown(self.rows[key]))
         except BREAKS as error:
             self.rows.pop(key, None)
@@ -204,12 +169,7 @@ class Run:
         self.not_run.remove(key)
         self.write()
 
-    def fail(self, key: str, error: BaseException) -> None:
-        self.failed[key] = str(error)[-3000:]
-        say(f"{key}: FAILED\n{str(error)[-2500:]}")
-        self.write()
-
-    def record(self, arm: Arm, group: str, url: str) -> dict[str, Any]:
+    def record(self, arm: Arm, group: str, url: str) -> Row:
         """`sglang-exact record` of one group; goes on with what there is."""
         path = self.record_of(arm, group)
         words = ["record", "--base-url", url, "--output-file", path.name]
@@ -217,11 +177,11 @@ class Run:
         words += self.scale.options(group)
         words += ["--resume"] * path.exists()
         status, said = self.caller.call(f"{arm.name}-record-{group}", words)
-        row: dict[str, Any] = {"command": self.command(words), "expected": "exit 0"}
-        row |= {"exit_status": status, "as_expected": status == 0, "arms": []}
+        row: Row = {"command": command(words), "expected": "exit 0"}
+        row |= {"exit_status": status, "as_expected": status == 0, **told([])}
         return row if status == 0 else {**row, "said": said}
 
-    def ask(self, arm: Arm, ask: Ask, url: str) -> dict[str, Any]:
+    def ask(self, arm: Arm, ask: Ask, url: str) -> Row:
         """`sglang-exact verify`, once; through the proxy for a planted bit."""
         record = self.record_of(arm, ask.group)
         if arm.drafter:
@@ -235,8 +195,8 @@ class Run:
         result = json.loads(path.read_text()) if path.exists() else {"arms": []}
         found = figures(result)
         fine = as_expected(ask, status, found, self.args.rehearsal)
-        row: dict[str, Any] = {
-            "command": self.command(words),
+        row: Row = {
+            "command": command(words),
             "reference": record.name,
             "drafter": arm.drafter,
             "oracle_rate": ask.rate if arm.drafter else None,
@@ -244,75 +204,36 @@ class Run:
             "exit_status": status,
             "as_expected": fine,
             "headline": result.get("headline"),
-            "arms": found,
+            **told(found),
         }
         if proxy is not None:
             row["planted"] = proxy.planted and proxy.planted._asdict()
             row["as_expected"] &= bool(found) and is_named(proxy.planted, found[0])
         return row if path.exists() else {**row, "said": said}
 
-    @staticmethod
-    def command(words: Sequence[str]) -> str:
-        return shlex.join(["sglang-exact", *words])
-
-    def write(self) -> None:
-        """The result so far; kept whole if this call is ended."""
-        result = {
-            "command": self.commands[-1],
-            "commands": self.commands,
-            "date": time.strftime("%Y-%m-%d"),
-            "gpu": "none: rehearsal, interpreted kernels" if self.args.rehearsal
-            else proof_arms.gpu(),
-            "weights": "random, seeded per parameter",
+    def facts(self) -> Row:
+        """With the sizes of this proof."""
+        return {
+            **super().facts(),
             "acceptance": "set by the oracle drafter, see oracle_rate",
             "layers": self.args.layers,
             "new_tokens_per_prompt": self.scale.new,
-            "versions": {"sglang": host.version("sglang"), **host.stack_versions()},
-            "start_s": self.starts,
-            "attestation": self.info,
-            "rows": list(self.rows.values()),
-            "failed": self.failed,
-            "not_run": self.not_run,
-        }  # fmt: skip
-        new = self.path.with_name(f".{self.path.name}")
-        new.write_text(json.dumps(result, indent=1) + "\n")
-        new.replace(self.path)
-
-    def finish(self) -> int:
-        """The last line and the exit status; 0 if all is as expected."""
-        self.write()
-        lost = list(self.failed)
-        say(
-            f"{len(self.rows)} calls; unexpected: {self.bad}; "
-            f"without a result: {lost}; not run: {self.not_run}; "
-            f"{time.monotonic() - self.began:.0f} s"
-        )
-        return 1 if self.bad or self.failed or self.not_run or not self.rows else 0
-
-
-def say(text: str) -> None:
-    """A line, at once."""
-    print(text, flush=True)
-
-
-def stop(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
+        }
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the arms; 0 if every call is as expected."""
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     run = Run(args)
-    # A scheduler ends jobs with SIGTERM; servers must not outlive this.
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, matrix.stop)
     run.prepare()
     run.keep_earlier()
     try:
-        for name in run.args.arms:
+        for name in args.arms:
             arm = verify_arms.BY_NAME[name]
-            asks = [a for a in arm.asks if a.name in (run.args.asks or [a.name])]
+            asks = [a for a in arm.phases if a.name in (args.asks or [a.name])]
             start = arm.refusal and verify_arms.START in (
-                run.args.asks or [verify_arms.START]
+                args.asks or [verify_arms.START]
             )
             if asks or arm.records or start:
                 run.one(arm, asks)

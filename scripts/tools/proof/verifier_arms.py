@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sglang_exact.rehearsal.deep_gemm_default import SWITCH
-from tools.proof.arms import VOCAB
+from sglang_exact.rehearsal.drafters import DRAFTERS
+from tools.proof.arms import VOCAB, Arm
 
 RATE = 0.8
 
@@ -111,37 +112,6 @@ class Ask(NamedTuple):
         return words
 
 
-class Arm(NamedTuple):
-    """One server.
-
-    Attributes:
-        name: of the arm.
-        drafter: of `draft_flags`; None for plain decoding.
-        asks: in this order.
-        records: groups that are recorded first; for plain servers.
-        reference: arm whose records the asks are compared with.
-        tokens: verified per block.
-        mode, deterministic: of `Server`.
-        disable: hooks to leave out.
-        flags: further ones of the host.
-        env: further variables.
-        refusal: what the server says when it refuses to start, as it shall.
-    """
-
-    name: str
-    drafter: str | None = None
-    asks: tuple[Ask, ...] = ()
-    records: tuple[str, ...] = ()
-    reference: str = "plain"
-    tokens: int = 8
-    mode: str = "exact"
-    deterministic: bool = True
-    disable: str = ""
-    flags: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
-    refusal: str = ""
-
-
 _BOTH = ("speculation", "in-flight-8")
 _PLAIN = ("plain-repeat", "plain-in-flight-8")
 _SHORT = (Ask("speculation", _BOTH),)
@@ -167,22 +137,34 @@ _STOCK = (
 # The host chooses another backend by itself where nothing speculates.
 _TRITON = ("--attention-backend", "triton")
 ARMS = (
-    Arm("plain", asks=(Ask("plain", _PLAIN),), records=tuple(GROUPS)),
-    Arm("dflash", "dflash", _DFLASH),
-    Arm("mtp", "mtp", _SHORT, tokens=4),
-    Arm("ngram", "ngram", _SHORT),
-    Arm("dspark", "dspark", _SHORT),
-    Arm("dflash2", "dflash2", _SHORT),
+    Arm(
+        "plain",
+        "plain decode",
+        phases=(Ask("plain", _PLAIN),),
+        records=tuple(GROUPS),
+    ),
+    *(
+        Arm(
+            one.name,
+            f"{one.title}, {one.tokens} draft tokens",
+            one.name,
+            one.tokens,
+            phases=_DFLASH if one.name == "dflash" else _SHORT,
+        )
+        for one in DRAFTERS.values()
+    ),
     Arm(
         "gdn-hook-off",
+        "control: GDN hook off",
         "dflash",
-        (Ask("speculation", ("speculation",), expect=DIFFERS),),
+        phases=(Ask("speculation", ("speculation",), expect=DIFFERS),),
         disable="gdn_verify",
     ),
     Arm(
         "attention-hook-off",
+        "control: attention hook off",
         "dflash",
-        (
+        phases=(
             Ask("long-2k", ("long-2k",), "long", DIFFERS),
             # Short prompts may lie in one tile of keys, where nothing differs.
             Ask("speculation", ("speculation",), expect=NOTED),
@@ -192,14 +174,16 @@ ARMS = (
     *(
         Arm(
             f"{hook.replace('_', '-')}-hook-off",
+            f"control: hook {hook} off",
             "dflash",
-            (Ask("speculation", _BOTH, expect=REFUSED),),
+            phases=(Ask("speculation", _BOTH, expect=REFUSED),),
             disable=hook,
         )
         for hook in ("prefill_attention", "small_m_gemm")
     ),
     Arm(
         "decode-attention-hook-off",
+        "control: hook decode_attention off",
         "dflash",
         disable="decode_attention",
         # By the hook of verify, when graphs are captured.
@@ -207,21 +191,31 @@ ARMS = (
     ),
     Arm(
         "deep-gemm-default",
+        "control: DeepGEMM without its deterministic algorithms",
         "dflash",
-        (Ask("speculation", _BOTH, expect=DIFFERS),),
+        phases=(Ask("speculation", _BOTH, expect=DIFFERS),),
         env=((SWITCH, "1"),),
     ),
     Arm(
         "stock-plain",
-        asks=(Ask("plain", _PLAIN, expect=NOTED),),
+        "stock deterministic mode, plain decode",
+        phases=(Ask("plain", _PLAIN, expect=NOTED),),
         records=("short", "long"),
         reference="stock-plain",
         mode="stock",
     ),
-    Arm("stock", "dflash", _STOCK, reference="stock-plain", mode="stock"),
+    Arm(
+        "stock",
+        "control: stock deterministic mode",
+        "dflash",
+        phases=_STOCK,
+        reference="stock-plain",
+        mode="stock",
+    ),
     Arm(
         "stock-default-plain",
-        asks=(Ask("plain", _PLAIN, expect=NOTED),),
+        "stock default mode, plain decode",
+        phases=(Ask("plain", _PLAIN, expect=NOTED),),
         records=("short", "long"),
         reference="stock-default-plain",
         mode="stock",
@@ -230,8 +224,9 @@ ARMS = (
     ),
     Arm(
         "stock-default",
+        "control: stock default mode",
         "dflash",
-        _STOCK,
+        phases=_STOCK,
         reference="stock-default-plain",
         mode="stock",
         deterministic=False,

@@ -17,9 +17,9 @@ from typing import Any
 
 from sglang_exact.verify.model import COULD_NOT_RUN, NOT_REACHED
 from tools import ROOT
+from tools.proof.matrix import INTERRUPTED
 from tools.proof.verifier_arms import DIFFERS, NOTED, REFUSED, Ask
 
-INTERRUPTED = 130
 FAREWELL = 15.0
 """Seconds that a call which is stopped may take to write down what it has."""
 

@@ -7,13 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sglang_exact.rehearsal import models, oracle
-from sglang_exact.rehearsal.drafters import DRAFT_KINDS, draft_flags
+from sglang_exact.rehearsal import oracle
+from sglang_exact.rehearsal.drafters import draft_flags
 from sglang_exact.verify.continuations import continuations
 from sglang_exact.verify.plan import LIKELY
 from sglang_exact.verify.prompts import id_prompt
 from tools.proof import arms as proof_arms
-from tools.proof.verifier_arms import Arm, Scale
+from tools.proof.arms import Arm
+from tools.proof.verifier_arms import Scale
 
 _REQUESTS: tuple[dict[str, Any], ...] = (
     {},
@@ -28,21 +29,6 @@ _REQUESTS: tuple[dict[str, Any], ...] = (
 """Sampling parameters of the "requests" group, one prompt for each."""
 
 
-def make_models(folder: Path, layers: int, rehearsal: bool) -> None:
-    """Model folders "target-LAYERS" and "DRAFTER-LAYERS"."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if rehearsal:
-        models.make_target(folder / f"target-{layers}", layers)
-    else:
-        models.make_27b_target(folder / f"target-{layers}", layers)
-    for kind in DRAFT_KINDS:
-        path = folder / f"{kind}-{layers}"
-        if rehearsal:
-            models.make_draft(path, kind, target_layers=layers)
-        else:
-            models.make_27b_draft(path, kind, layers)
-
-
 def server_flags(arm: Arm, folder: Path, layers: int, scale: Scale) -> list[str]:
     """Flags of an arm's server; the pool is explicit: others may be on the GPU."""
     if scale.rehearsal:
@@ -51,12 +37,9 @@ def server_flags(arm: Arm, folder: Path, layers: int, scale: Scale) -> list[str]
             draft = folder / f"{arm.drafter}-{layers}"
             flags += draft_flags(arm.drafter, draft, 4)
         return flags
-    base = proof_arms.Arm(
-        arm.name, arm.name, arm.drafter, arm.tokens, deterministic=arm.deterministic
-    )
     # Eight short answers beside the longest prompt.
     sizes = proof_arms.Sizes(layers, scale.context, 0.95, scale.context + 16384)
-    return [*proof_arms.server_flags(base, folder, sizes), *arm.flags]
+    return [*proof_arms.server_flags(arm, folder, sizes), *arm.flags]
 
 
 def write_requests(path: Path, scale: Scale) -> None:
