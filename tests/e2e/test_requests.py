@@ -32,9 +32,9 @@ from request_cases import (
 from traffic import bits, outcome, prompt
 
 from sglang_exact.rehearsal import models, oracle, tokenizer
-from tools.proof import arms as proof_arms
 from sglang_exact.rehearsal.client import Completion
 from sglang_exact.rehearsal.server import Server, draft_flags
+from tools.proof import arms as proof_arms
 
 pytestmark = pytest.mark.e2e
 

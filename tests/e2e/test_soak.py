@@ -28,9 +28,9 @@ from traffic import outcome, prompt, small_models
 
 from sglang_exact import host
 from sglang_exact.rehearsal import oracle, tokenizer
-from tools.proof import arms as proof_arms
 from sglang_exact.rehearsal.client import Completion
 from sglang_exact.rehearsal.server import Server, draft_flags
+from tools.proof import arms as proof_arms
 
 SIZE_VARIABLE = "SGLANG_EXACT_TEST_SOAK"
 SEED_VARIABLE = "SGLANG_EXACT_TEST_SOAK_SEED"

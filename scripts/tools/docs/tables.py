@@ -62,7 +62,7 @@ def _flag(field: str) -> str:
     return "`--" + field.replace("_", "-") + "`"
 
 
-def _values(allowed: tuple[object, ...]) -> str:
+def _values(allowed: Sequence[object]) -> str:
     shown = ["not given" if x in (None, [], {}, "") else f"`{x}`" for x in allowed]
     return " or ".join(dict.fromkeys(shown))
 
