@@ -218,6 +218,7 @@ def arrival_reasons(manager: Any, obj: Any, input_ids: Sequence[int]) -> list[Re
         )
     if obj.contains_mm_input():
         reasons.append(Reason("image, video or audio data", "text", "send text"))
+    reasons += prompt_reasons(input_ids, manager.model_config.vocab_size)
     length = len(input_ids or ())
     total = length + (obj.sampling_params.get("max_new_tokens") or 0)
     limit = manager.context_len
@@ -230,6 +231,23 @@ def arrival_reasons(manager: Any, obj: Any, input_ids: Sequence[int]) -> list[Re
             )
         )
     return reasons
+
+
+def prompt_reasons(input_ids: Sequence[int] | None, vocab: int) -> list[Reason]:
+    """A prompt without tokens, or with an id outside the vocabulary."""
+    if not input_ids:
+        return [Reason("a prompt of 0 tokens", "at least one", "send a prompt")]
+    low, high = min(input_ids), max(input_ids)
+    if low >= 0 and high < vocab:
+        return []
+    wrong = low if low < 0 else high
+    return [
+        Reason(
+            f"input_ids with {wrong}",
+            f"ids from 0 to {vocab - 1}",
+            "tokenize with the model's own tokenizer",
+        )
+    ]
 
 
 def check_arrival(self: Any, obj: Any, input_ids: Sequence[int]) -> None:

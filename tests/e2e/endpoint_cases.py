@@ -247,14 +247,14 @@ def _refused(name: str, **body: Any) -> Endpoint:
 
 
 REFUSED = (
-    _refused("hidden states", return_hidden_states=True),
+    _refused("return_hidden_states", return_hidden_states=True),
     _refused("return_sampling_mask", return_sampling_mask=True),
     _refused("token_indices_to_pool", token_indices_to_pool=[1]),
     _refused("multi_item_delimiter_indices", multi_item_delimiter_indices=[2]),
     _refused("positional_embed_overrides", positional_embed_overrides={"a": 1}),
     _refused("image", image_data="aGFsbG8="),
     _refused("session", session_params={"id": "a"}),
-    _refused("LoRA", lora_path="a"),
+    _refused("lora_path", lora_path="a"),
     _refused("watermark", watermark={"key": "00"}),
     _refused("beam_width", sampling_params={"beam_width": 2}),
     _refused("input_embeds", input_ids=None, input_embeds=[[0.0] * 64] * 3),

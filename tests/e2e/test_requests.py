@@ -12,10 +12,12 @@ import json
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile import NAMED, Bad, sample, status_of
 from request_cases import (
     GREEDY,
     SAMPLED,
@@ -276,6 +278,40 @@ def test_refused_with_a_reason(
 ) -> None:
     with pytest.raises(RuntimeError, match=rf"(?s)HTTP 400.*{word}"):
         plain.client.generate(STOP_PROMPT, 3, extra=extra, **sampling)
+
+
+def _beside(server: Server, bad: Bad, expected: Answers) -> str:
+    """What is wrong after one hostile request beside a neighbour; "" if nothing."""
+    case = GREEDY[0]
+    with ThreadPoolExecutor(1) as pool:
+        neighbour = pool.submit(ask, server, case, prompt_of(case))
+        status = status_of(server.url, bad)
+        try:
+            same = answer(neighbour.result()) == expected[case.name]
+        except (OSError, RuntimeError):
+            same = False
+    fine = 400 <= status < 500 or (status == 200 and not bad.refused)
+    return "" if fine and same else f"{status} {same} {bad}"
+
+
+def test_no_request_ends_the_server(
+    plain: Server,
+    spec: Server,
+    plan: Path,
+    expected: Answers,
+    base: tuple[int, ...],
+) -> None:
+    """Every named case and a sample of any value in any field: 4xx, or served.
+
+    No status is 5xx, and a neighbour's ids and logprobs keep their bits each time.
+    """
+    _draft(plan, 1.0, expected, base)
+    for server, seed in ((plain, 1), (spec, 2)):
+        cases = [*NAMED, *sample(seed, 150)]
+        with ThreadPoolExecutor(6) as pool:
+            found = list(pool.map(_beside, repeat(server), cases, repeat(expected)))
+        assert [text for text in found if text] == []
+        assert server.client.is_ready()
 
 
 COUNTED = ("frequency", "repetition", "min_new_tokens", "processor", "top_p")

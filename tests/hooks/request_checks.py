@@ -22,6 +22,7 @@ import request_checks_ollama
 import request_checks_sampling
 import request_checks_streams
 import request_checks_text
+import request_checks_values
 import request_checks_verify
 
 MODULES = (
@@ -36,6 +37,7 @@ MODULES = (
     request_checks_text,
     request_checks_streams,
     request_checks_fields,
+    request_checks_values,
 )
 
 

@@ -206,7 +206,11 @@ def check_requests_that_must_not_arrive() -> None:
     from sglang_exact.hooks import requests
 
     def arrive(cut: bool, count: int, **fields: Any) -> str:
-        manager = SimpleNamespace(allow_auto_truncate=cut, context_len=64)
+        manager = SimpleNamespace(
+            allow_auto_truncate=cut,
+            context_len=64,
+            model_config=SimpleNamespace(vocab_size=96),
+        )
         sampling = {"max_new_tokens": fields.pop("new", 8)}
         obj = GenerateReqInput(
             input_ids=[5] * count, sampling_params=sampling, **fields

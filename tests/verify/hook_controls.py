@@ -226,6 +226,19 @@ CONTROLS: dict[str, Control] = {
     "requests_arrive": Control(
         ATTESTED, why="refuses what has no reference answer: other inputs, cut prompts"
     ),
+    "request_fields": Control(
+        ATTESTED, why="refuses values that have no answer, or end the scheduler"
+    ),
+    "request_fields_tokenize": Control(
+        ATTESTED, why="refuses to tokenize without a tokenizer"
+    ),
+    "request_fields_detokenize": Control(ATTESTED, why="refuses ids that no token has"),
+    "control_requests": Control(
+        ATTESTED, why="refuses messages that end the scheduler, and answer nothing"
+    ),
+    "control_requests_async": Control(
+        ATTESTED, why="as control_requests, for messages that nobody waits for"
+    ),
     "requests_understood": Control(
         ATTESTED, why="corrects what /model_info says, on which no answer depends"
     ),
