@@ -40,7 +40,10 @@ def _of(path: str, base: dict[str, Any], *changes: dict[str, Any]) -> tuple[Bad,
     return tuple(Bad(path, {**MODEL, **base, **change}) for change in changes)
 
 
-TWO = {"input_ids": [prompt(3, 4), prompt(4, 4)]}
+TWO = {
+    "input_ids": [prompt(3, 4), prompt(4, 4)],
+    "sampling_params": {"max_new_tokens": 2},
+}
 NAMED = (
     *(Bad("/generate", {"text": text}) for text in ("", [], ["ab", ""], 5)),
     *(
@@ -111,15 +114,19 @@ NAMED = (
 
 
 def sample(seed: int, count: int) -> Iterator[Bad]:
-    """Requests with one field of any value, drawn from the tables of the validator."""
+    """Requests with one field of any value, drawn from the tables of the validator.
+
+    A length of None would answer to the end of the context.
+    """
     from sglang_exact.hooks.request_fields import FIELDS, SAMPLING
 
     draw = random.Random(seed)
-    chat = ("n", "logprobs", "top_logprobs", "seed", "stop", "logit_bias", "max_tokens")
+    sampling = sorted(SAMPLING.keys() - {"max_new_tokens"})
+    chat = ("n", "logprobs", "top_logprobs", "seed", "stop", "logit_bias", "min_p")
     for _ in range(count):
         value, way = draw.choice(VALUES), draw.random()
         if way < 0.45:
-            body = _generate({draw.choice(sorted(SAMPLING)): value})
+            body = _generate({draw.choice(sampling): value})
             yield Bad("/generate", body, refused=False)
         elif way < 0.75:
             body = _generate(**{draw.choice(sorted(FIELDS)): value})
