@@ -301,37 +301,32 @@ def check_fields(self: Any, obj: Any, request: Any = None) -> None:
 
 
 def check_tokens(self: Any, request: Any, raw_request: Any = None) -> None:
-    """Before _convert_to_internal_request of /tokenize and /detokenize.
+    """Before OpenAIServingDetokenize._convert_to_internal_request.
 
-    Raises ValueError, a 400, for an id that no token has, or without a tokenizer.
+    Raises ValueError, a 400, for an id that no token has.
     """
-    manager, reasons = self.tokenizer_manager, []
-    if manager.tokenizer is None:
-        found = "a server without a tokenizer"
-        fix = "leave out --skip-tokenizer-init"
-        reasons.append(Reason(found, "a tokenizer", fix))
-    rows = getattr(request, "tokens", [])
+    rows = request.tokens
     rows = rows if rows and isinstance(rows[0], list) else [rows]
-    limits = Limits(manager.model_config.vocab_size)
+    limits = Limits(self.tokenizer_manager.model_config.vocab_size)
     wrong = [bad for row in rows if (bad := TOKENS(row, limits))]
-    reasons += [_reason("tokens", request.tokens, bad) for bad in wrong[:1]]
-    if reasons:
-        raise ValueError(text_of(reasons))
+    if wrong:
+        raise ValueError(text_of([_reason("tokens", request.tokens, wrong[0])]))
 
-
-_OPENAI = "sglang.srt.entrypoints.openai.serving_tokenize.OpenAIServing"
 
 HOOKS = (
-    *(
-        Hook(
-            name=f"request_fields_{verb.lower()}",
-            target=f"{_OPENAI}{verb}._convert_to_internal_request",
-            kind="BEFORE",
-            replacement=check_tokens,
-            roles=(MAIN,),
-            relies_on=(f"{_OPENAI}{verb}._handle_non_streaming_request",),
-        )
-        for verb in ("Tokenize", "Detokenize")
+    Hook(
+        name="request_fields_detokenize",
+        target=(
+            "sglang.srt.entrypoints.openai.serving_tokenize.OpenAIServingDetokenize."
+            "_convert_to_internal_request"
+        ),
+        kind="BEFORE",
+        replacement=check_tokens,
+        roles=(MAIN,),
+        relies_on=(
+            "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase."
+            "handle_request",
+        ),
     ),
     Hook(
         name="request_fields",

@@ -229,9 +229,6 @@ CONTROLS: dict[str, Control] = {
     "request_fields": Control(
         ATTESTED, why="refuses values that have no answer, or end the scheduler"
     ),
-    "request_fields_tokenize": Control(
-        ATTESTED, why="refuses to tokenize without a tokenizer"
-    ),
     "request_fields_detokenize": Control(ATTESTED, why="refuses ids that no token has"),
     "control_requests": Control(
         ATTESTED, why="refuses messages that end the scheduler, and answer nothing"
