@@ -106,6 +106,11 @@ CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
         "up to 9000000 prompt tokens",
     ),
     "long chunks": (["--chunked-prefill-size", "9000000"], {}, "up to 9000000 prompt"),
+    "rehearsal on a gpu": (
+        ["--device", "cuda"],
+        {},
+        "SGLANG_EXACT_TEST_REHEARSAL=1 with --device cuda",
+    ),
     "draft tokens": (["DFLASH", "--speculative-dflash-block-size", "4"], {}, ""),
     "many draft tokens": (
         ["DFLASH", "--speculative-dflash-block-size", "64"],

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fake_server import FakeServer, Lies
+from rich.console import Console
 from verify_runs import against, settings
 
 from sglang_exact.verify import plots, report, summary
@@ -54,6 +55,7 @@ def diverged(tmp_path_factory: pytest.TempPathFactory) -> summary.Run:
             "version": EVIL,
             "numerics": EVIL,
             "hooks": [EVIL],
+            "not_pinned": [EVIL],
             "test_settings": {"oracle": EVIL},
         },
     )
@@ -72,7 +74,21 @@ def test_page_is_escaped_and_self_contained(diverged: summary.Run) -> None:
     assert "url(" not in page and "@import" not in page
     assert "&lt;script&gt;" in page
     assert "Acceptance was set by an oracle" in page
+    assert "packages other than the pinned ones" in page
     assert {"arms", "positions", "curves", "acceptance", "servers"} <= found.ids
+
+
+def test_another_stack_is_said(diverged: summary.Run) -> None:
+    """Beside the headline, also without a page."""
+    console = Console(record=True, width=200)
+    report.print_result(diverged, console)
+    assert "runs on packages other than the pinned ones: [" in console.export_text()
+    (info,) = (s for s in diverged.servers if s.exact)
+    saved = info.exact.pop("not_pinned")
+    try:
+        assert "other than the pinned ones" not in report.html(diverged)
+    finally:
+        info.exact["not_pinned"] = saved
 
 
 def test_page_without_answers(tmp_path: Path) -> None:
