@@ -131,7 +131,13 @@ CONTROLS: dict[str, Control] = {
     **dict.fromkeys(
         (
             *("fill_arguments", "check_arguments", "attest_ranks", "check_rank"),
-            *("self_test", "attestation", "commit_guard", "mask_embedding"),
+            *(
+                "attest_engine",
+                "self_test",
+                "attestation",
+                "commit_guard",
+                "mask_embedding",
+            ),
         ),
         _START,
     ),
@@ -261,7 +267,11 @@ CONTROLS: dict[str, Control] = {
     ),
     **dict.fromkeys(
         (
-            *("streamed_ollama_chat", "streamed_ollama_generate"),
+            *("ollama_chat", "ollama_generate", "ollama_options", "ollama_length"),
+            *("ollama_whole_chat", "ollama_whole_generate"),
+            *("ollama_stream_chat", "ollama_stream_generate"),
+            *("text_chat", "text_completions", "text_rerank"),
+            *("text_tokenize", "text_detokenize"),
             *("streamed_responses", "streamed_chat", "streamed_reasoning"),
             "streamed_tools",
         ),
@@ -311,6 +321,13 @@ CONTROLS: dict[str, Control] = {
         drafter="ngram",
         why="the host accepts sampled drafts with a CUDA kernel",
         gpu="seeded answers differ",
+    ),
+    **dict.fromkeys(
+        ("copies_count", "copies_seed", "copies_best_of"),
+        Control(ATTESTED, why="about n above 1; the verifier asks for one answer"),
+    ),
+    "request_limit": Control(
+        ATTESTED, why="keeps batches within a limit that the verifier's stay below"
     ),
     "context_end": Control(
         ATTESTED, why="about requests at the end of the context; the verifier's are not"
