@@ -25,6 +25,13 @@ SIMULATED_LENGTH = "SGLANG_SIMULATE_ACC_LEN"
 SIMULATED_MODE = "SGLANG_SIMULATE_ACC_TOKEN_MODE"
 REHEARSAL = "SGLANG_EXACT_TEST_REHEARSAL"
 OURS = "SGLANG_EXACT_"
+# The host sets these itself while it resolves its arguments (serving_hook.py), so a
+# program that does so before it loads plugins never set them.
+FROM_FLAGS = {
+    "SGLANG_ENABLE_DETERMINISTIC_INFERENCE": "pass --enable-deterministic-inference",
+    "SGLANG_MAMBA_SSM_DTYPE": "pass --mamba-ssm-dtype float32",
+    "SGLANG_ENABLE_TORCH_COMPILE": "drop --enable-torch-compile",
+}
 UNLISTED = "a variable of the host that no table lists"
 _BOOLEAN = {"true": ("1", "true", "yes", "y"), "false": ("0", "false", "no", "n")}
 
@@ -118,7 +125,8 @@ def reasons(environ: Mapping[str, str]) -> list[Reason]:
                 # What no table settles may hold a password.
                 f"{name} is set" if why else f"{name}={environ[name]}",
                 f"{wanted} ({why})" if why else wanted,
-                f"unset {name}",
+                f"unset {name}"
+                + (f", or {FROM_FLAGS[name]}" if name in FROM_FLAGS else ""),
             )
         )
     return found + _simulated(environ)
