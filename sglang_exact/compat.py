@@ -201,10 +201,14 @@ def stack_reasons() -> list[Reason]:
     pins = load(host.version("sglang") or "")
     if pins is None:
         return []
-    found = host.stack_versions()
+    found = {
+        # PyTorch's own index names the build that PyPI has under the bare version.
+        name: (version or "none").removesuffix("+cu130")
+        for name, version in host.stack_versions().items()
+    }
     return [
         Reason(
-            f"{name} {found.get(name) or 'none'}",
+            f"{name} {found.get(name, 'none')}",
             f"{name} {expected}, with which the bits were compared",
             f"pip install --force-reinstall {name}=={expected}, or start with "
             "--exact-allow-unpinned-host (numerics: unverified)",

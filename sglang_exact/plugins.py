@@ -22,6 +22,13 @@ NAME = "sglang_exact"
 VALUE = "sglang_exact.plugin:register"
 PLATFORMS = "sglang.srt.platforms"
 UNKNOWN = "code outside any plugin"
+# What the host's own dependency for gRPC registers in every installation: flags of its
+# parser, and nothing else while gRPC is off, which is refused.
+GRPC = {
+    "smg-servicer": "smg_grpc_servicer.sglang.plugin:register",
+    "smg-zmq": "smg_grpc_servicer.sglang.zmq_plugin:register",
+}
+GRPC_TARGET = "sglang.srt.server_args.ServerArgs.add_cli_args"
 
 
 def _listed(text: str) -> set[str]:
@@ -38,7 +45,8 @@ def others(environ: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for group in (GROUP, PLATFORMS):
         for entry in metadata.entry_points(group=group):
-            ours = group == GROUP and (entry.name, entry.value) == (NAME, VALUE)
+            known = {NAME: VALUE, **GRPC}.get(entry.name)
+            ours = group == GROUP and known == entry.value
             chosen = group == PLATFORMS and entry.name == platform
             if not ours and (chosen or not only or entry.name in only):
                 found[entry.name] = entry.value
@@ -46,7 +54,7 @@ def others(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def foreign_hooks(hooks: Iterable[Hook], registry: Any) -> list[tuple[str, str]]:
-    """Hooks that the host's registry holds beside `hooks`.
+    """Hooks that the host's registry holds beside `hooks` and the host's own.
 
     Returns:
         Target as it was registered, and the plugin that did it or UNKNOWN; sorted.
@@ -58,7 +66,7 @@ def foreign_hooks(hooks: Iterable[Hook], registry: Any) -> list[tuple[str, str]]
         for _, replacement, source in entries
         if id(replacement) not in ours
     }
-    return sorted(found)
+    return sorted(x for x in found if x[1] not in GRPC or x[0] != GRPC_TARGET)
 
 
 def names(environ: Mapping[str, str], hooks: Iterable[Hook]) -> list[str]:

@@ -67,6 +67,9 @@ def test_another_stack_is_refused_where_it_would_serve(
     monkeypatch.setattr(host, "stack_versions", lambda: versions)
     on = Settings(enable=True)
     assert compat.setup_reasons([], on) == []
+    # The same build, from PyTorch's own index.
+    versions[name] = f"{pins.stack[name]}+cu130"
+    assert compat.setup_reasons([], on) == []
     for other in ("0.0.1", f"{pins.stack[name]}+local", None):
         versions[name] = other
         (reason,) = compat.setup_reasons([], on)

@@ -16,6 +16,11 @@ from sglang_exact.settings import Settings
 OURS = metadata.EntryPoint(plugins.NAME, plugins.VALUE, plugins.GROUP)
 OTHER = metadata.EntryPoint("other", "other:register", plugins.GROUP)
 PLATFORM = metadata.EntryPoint("chip", "chip:activate", plugins.PLATFORMS)
+GRPC = [
+    metadata.EntryPoint(name, value, plugins.GROUP)
+    for name, value in plugins.GRPC.items()
+]
+LOOKALIKE = metadata.EntryPoint("smg-zmq", "other:register", plugins.GROUP)
 IMPOSTOR = metadata.EntryPoint(plugins.NAME, "other:register", plugins.GROUP)
 
 
@@ -40,6 +45,9 @@ def install(monkeypatch: pytest.MonkeyPatch, *points: metadata.EntryPoint) -> No
             ["chip"],
         ),
         ([OURS, IMPOSTOR], {}, [plugins.NAME]),
+        # Every installation of the host brings these.
+        ([OURS, *GRPC], {}, []),
+        ([OURS, LOOKALIKE], {}, ["smg-zmq"]),
     ],
 )
 def test_what_the_host_would_load(
@@ -83,3 +91,17 @@ def test_names_of_plugins_and_of_their_hooks(monkeypatch: pytest.MonkeyPatch) ->
     assert plugins.names({}, []) == ["late", "other"]
     entries["a.c"] = [("AFTER", 1, None)]
     assert plugins.names({}, []) == [plugins.UNKNOWN, "late", "other"]
+
+
+def test_the_hosts_own_plugins_may_add_flags_and_nothing_else() -> None:
+    def entry(plugin: str) -> list[Any]:
+        return [("AFTER", object(), SimpleNamespace(plugin_name=plugin))]
+
+    def foreign(target: str, plugin: str) -> list[tuple[str, str]]:
+        registry = SimpleNamespace(_hooks={target: entry(plugin)})
+        return plugins.foreign_hooks([], registry)
+
+    assert foreign(plugins.GRPC_TARGET, "smg-servicer") == []
+    assert foreign(plugins.GRPC_TARGET, "other") == [(plugins.GRPC_TARGET, "other")]
+    idle = "sglang.srt.managers.scheduler.Scheduler.init_idle_sleeper"
+    assert foreign(idle, "smg-zmq") == [(idle, "smg-zmq")]

@@ -169,6 +169,56 @@ def test_every_variable_of_the_host_is_classified() -> None:
             assert any(fnmatchcase(name, pattern) for name in names), pattern
 
 
+# Where the host sets variables on its way to serving, whatever the model.
+SETS = (
+    "sglang.srt.arg_groups.serving_hook.handle_environment_variables",
+    "sglang.srt.arg_groups.attention_hook.handle_deterministic_inference",
+    "sglang.srt.entrypoints.engine._set_envs_and_config",
+    "sglang.srt.utils.common.set_cuda_arch",
+)
+# Set under a flag that is refused.
+UNDER_A_FLAG = {"SGLANG_USE_BREAKABLE_CUDA_GRAPH": "debug_cuda_graph"}
+
+
+def sets(node: ast.AST) -> dict[str, set[str]]:
+    """Variable -> values that code gives it; "?" where they are computed."""
+    found: dict[str, set[str]] = {}
+    for inner in ast.walk(node):
+        match inner:
+            case ast.Call(
+                func=ast.Attribute(attr="set", value=ast.Attribute(attr=name)),
+                args=[value],
+            ):
+                pass
+            case ast.Assign(
+                targets=[ast.Subscript(slice=ast.Constant(value=str() as name))],
+                value=value,
+            ) if "environ" in ast.unparse(inner.targets[0]):
+                pass
+            case _:
+                continue
+        text = str(value.value) if isinstance(value, ast.Constant) else "?"
+        found.setdefault(name, set()).add(text)
+    return found
+
+
+@pytest.mark.host
+def test_what_the_host_sets_on_its_way_is_accepted_in_its_ranks() -> None:
+    """A rank inherits it: refused there, no server would start on a GPU."""
+    seen: dict[str, set[str]] = {}
+    for target in SETS:
+        for name, values in sets(host.definition(target)).items():
+            seen.setdefault(name, set()).update(values)
+    assert {"SGLANG_OPT_FP8_WO_A_GEMM", "NCCL_ALGO", "SGLANG_RUN_ID"} <= seen.keys()
+    assert seen["SGLANG_OPT_FP8_WO_A_GEMM"] == {"False"}
+    for name, values in seen.items():
+        if name in UNDER_A_FLAG:
+            assert found(**{name: "1"}), name
+            continue
+        for value in values - {"?"}:
+            assert found(**{name: value}) == [], (name, value)
+
+
 @pytest.mark.host
 def test_every_variable_of_triton_is_looked_at() -> None:
     """Those of other GPUs and of its own tests aside, by name in its list of knobs."""
