@@ -63,7 +63,9 @@ def host_defaults() -> Mapping[str, tuple[str, ...]]:
         found.setdefault(name, []).append(_text(default))
     return {
         # Where places disagree about the default, only "unset" is one value for all.
-        name: ("", *(_BOOLEAN.get(texts[0], texts) if len(set(texts)) == 1 else ()))
+        name: ("", *_BOOLEAN.get(texts[0], filter(None, texts[:1])))
+        if len(set(texts)) == 1
+        else ("",)
         for name, texts in found.items()
     }
 
