@@ -14,6 +14,7 @@ Why: the host's parsers see one piece of text per step. Some do one thing per pi
     holds nothing else (serving_responses.py:161). A block of
     accepted tokens is one piece, and so are the tokens of several steps that wait for
     a busy server.
+    Text that may begin a tag is held back, and dropped if the answer ends there.
 What: the parsers get their text a word or a sign at a time, and what they make of it
     is sent tag by tag, whatever the blocks. No logprob and no text is dropped.
 Scope: streamed chat, Anthropic messages and responses, plain and speculative, every
@@ -33,6 +34,12 @@ _CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
 _PART = re.compile(r"<[^<]*|[^<]+")
 _RESPONSES = "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses"
 _LINE_PART = re.compile(r"<[^<\s]*|\s+|[^<\s][^<]*")
+_MARKS = (
+    *("bot_token", "eot_token", "tool_call_start_token", "tool_call_end_token"),
+    *("tool_call_prefix", "function_end_token", "parameter_prefix"),
+    "parameter_end_token",
+)
+_HELD = ("_normal_text_buffer", "_buffer")
 _PIECE = re.compile(r"\w+|\W")
 _TOOLS = "sglang.srt.function_call.function_call_parser.FunctionCallParser"
 _REASONING = "sglang.srt.parser.reasoning_parser.ReasoningParser"
@@ -69,6 +76,28 @@ def tools_by_pieces(
                     update={"parameters": last.parameters + call.parameters}
                 )
     return text, calls
+
+
+def release_held_text(
+    result: tuple[str, list[Any]], self: Any
+) -> tuple[str, list[Any]] | None:
+    """After FunctionCallParser.parse_stream_end: what began a mark, and was none.
+
+    Text that may begin a mark is held back. When the stream ends without a call it
+    is text, as in a whole answer, which drops what follows a call.
+    """
+    text, calls = result
+    if text or calls or getattr(self.detector, "current_tool_id", 0) >= 0:
+        return None
+    marks = [mark.strip() for mark in _texts(self.detector, _MARKS)]
+    held = _texts(self.detector, _HELD)
+    text = "".join(t for t in held if any(m.startswith(t) and m != t for m in marks))
+    return (text, calls) if text else None
+
+
+def _texts(detector: Any, names: tuple[str, ...]) -> list[str]:
+    found = [getattr(detector, name, None) for name in names]
+    return [text for text in found if isinstance(text, str)]
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -226,6 +255,19 @@ HOOKS = (
             "sglang.srt.function_call.qwen3_coder_detector.Qwen3CoderDetector"
             ".parse_streaming_increment",
             f"{_TOOLS}.parse_stream_end",
+        ),
+    ),
+    Hook(
+        name="streamed_tools_end",
+        target=f"{_TOOLS}.parse_stream_end",
+        kind="AFTER",
+        replacement=release_held_text,
+        roles=(MAIN,),
+        relies_on=(
+            "sglang.srt.function_call.hermes_detector.HermesDetector"
+            ".parse_streaming_increment",
+            "sglang.srt.function_call.qwen25_detector.Qwen25Detector"
+            ".parse_streaming_increment",
         ),
     ),
 )

@@ -230,6 +230,37 @@ def control_hosts_parsers_split_streams_otherwise() -> None:
     assert _parsed([broken], "hermes") != _parsed_whole(broken, "hermes")
 
 
+ENDS = tuple(
+    "a</think>x " + end for end in ("<", "<tool_ca", "</tool_ca", "<func", "<p", "y")
+)
+
+
+def _lost_ends() -> list[tuple[str, str]]:
+    """Answers without a call, whose end a stream does not send."""
+    parsers = ("hermes", "qwen25", "qwen3_coder")
+    return [
+        (parser, text)
+        for parser in parsers
+        for text in ENDS
+        if _parsed(list(text), parser) != _parsed_whole(text, parser)
+    ]
+
+
+def check_streamed_text_is_sent_to_its_end() -> None:
+    assert _lost_ends() == []
+    for parser, i in COMPLETE:
+        assert "</" not in _parsed([CALLS[i]], parser)[1]
+
+
+def control_host_drops_the_beginning_of_a_tag_that_is_none() -> None:
+    from sglang.srt.function_call.function_call_parser import FunctionCallParser
+
+    with stock(FunctionCallParser, "parse_stream_end"):
+        lost = _lost_ends()
+    assert {parser for parser, _ in lost} == {"hermes", "qwen25", "qwen3_coder"}
+    assert not any(text == ENDS[-1] for _, text in lost)
+
+
 TWO_CALLS = (
     "a</think>Both.\n\n<tool_call>\n<function=now>\n<parameter=a>\nx < y\n</parameter>"
     "\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>\nB"
