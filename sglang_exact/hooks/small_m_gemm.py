@@ -111,10 +111,11 @@ def linear_weights(model: torch.nn.Module) -> dict[Shape, torch.Tensor]:
     found: dict[Shape, torch.Tensor] = {}
     for parameter in model.parameters():
         w = parameter.detach()
-        if w.ndim != 2 or not w.is_cuda or prefers_deep_gemm(*w.shape, w.device):
+        if w.ndim != 2 or not w.is_cuda:
             continue
-        if not unsupported_reasons(w[:1], w):
-            found.setdefault((w.shape[0], w.shape[1]), w)
+        n, k = w.shape
+        if not prefers_deep_gemm(n, k, w.device) and not unsupported_reasons(w[:1], w):
+            found.setdefault((n, k), w)
     return found
 
 

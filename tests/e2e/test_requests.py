@@ -36,6 +36,7 @@ from traffic import bits, outcome, prompt
 
 from sglang_exact.rehearsal import models, oracle, tokenizer
 from sglang_exact.rehearsal.client import Completion
+from sglang_exact.rehearsal.drafters import DRAFTERS
 from sglang_exact.rehearsal.server import Server, draft_flags
 from tools.proof import arms as proof_arms
 
@@ -351,7 +352,7 @@ def test_overlap_counts_every_token(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ngram", "mtp", "dflash2", "dspark"])
+@pytest.mark.parametrize("kind", [kind for kind in DRAFTERS if kind != "dflash"])
 def test_other_drafters(
     text_models: Path,
     plan: Path,

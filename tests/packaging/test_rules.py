@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,39 @@ def test_every_script_and_setting_names_its_licence() -> None:
         if "# SPDX-License-Identifier: Apache-2.0" not in head or not text.isascii():
             wrong.append(str(path.relative_to(ROOT)))
     assert wrong == []
+
+
+def untyped(source: str) -> list[str]:
+    """Functions without annotations, but for Triton kernels, which have no types."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        if any(".jit" in ast.unparse(one) for one in node.decorator_list):
+            continue
+        spec = node.args
+        asked = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs]
+        asked += [one for one in (spec.vararg, spec.kwarg) if one]
+        bare = [one.arg for one in asked if one.annotation is None]
+        if node.returns is None or set(bare) - {"self", "cls"}:
+            found.append(node.name)
+    return found
+
+
+def test_what_is_no_triton_kernel_is_typed() -> None:
+    """mypy lets a kernel's functions go untyped; only those that Triton compiles."""
+    folder = ROOT / "kernels" / "sglang_exact_kernels"
+    paths = sorted(folder.rglob("*.py"))
+    found = {p.name: untyped(p.read_text(encoding="utf-8")) for p in paths}
+    assert len(found) > 10
+    assert {name: names for name, names in found.items() if names} == {}
+
+
+def test_an_untyped_function_is_seen() -> None:
+    source = "def f(x): pass\n\n\n@triton.jit\ndef g(x): pass\n"
+    assert untyped(source) == ["f"]
+    assert untyped("def f(x: int) -> int: return x\n") == []
+    assert untyped("def f(x: int): return x\n") == ["f"]
 
 
 def test_every_program_can_be_run() -> None:

@@ -23,6 +23,7 @@ from verify_runs import inputs, silent
 pytest.importorskip("torch")
 
 from sglang_exact import scope  # noqa: E402
+from sglang_exact.rehearsal.drafters import DRAFTERS  # noqa: E402
 from sglang_exact.rehearsal.server import Server  # noqa: E402
 from sglang_exact.verify import arms as arm_table  # noqa: E402
 from sglang_exact.verify import session, summary  # noqa: E402
@@ -128,7 +129,7 @@ def test_arms_are_complete() -> None:
     arms = verify_arms.ARMS
     assert arms[0].name == "plain"
     drafters = {arm.drafter for arm in arms}
-    assert drafters == {None, "dflash", "dflash2", "dspark", "mtp", "ngram"}
+    assert drafters == {None, *DRAFTERS}
     assert {arm.disable for arm in arms} >= {"gdn_verify", "attention_verify"}
     for arm in arms:
         control = arm.disable or arm.env or (arm.mode == "stock" and arm.drafter)

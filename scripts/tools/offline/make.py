@@ -23,6 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from sglang_exact.rehearsal.drafters import DRAFTERS
 from tools import ROOT
 from tools.offline import chosen, fatbin, unpack
 
@@ -42,8 +43,7 @@ IMPORTS = (
     "sglang.srt.managers.detokenizer_manager",
     "sglang.srt.models.qwen3_5",
     "sglang.srt.layers.attention.triton_backend",
-    "sglang.srt.speculative.dflash_worker_v2",
-    "sglang.srt.speculative.dspark_components.dspark_worker_v2",
+    *(one.worker for one in DRAFTERS.values() if one.worker),
     "deep_gemm",
     "flashinfer",
     "sglang_exact.launch_server",
