@@ -215,6 +215,68 @@ def control_the_hosts_acceptance_takes_siblings() -> None:
     assert accepted[0, :2].tolist() == [0, 2]
 
 
+def _worker() -> Any:
+    """The host's worker without its target, two requests at most."""
+    from sglang.srt.speculative.ngram_worker import NGRAMWorker
+
+    worker = object.__new__(NGRAMWorker)
+    worker.draft_token_num, worker.max_trie_depth = WIDTH, DEPTH
+    worker.max_batch_size, worker.device = 2, "cpu"
+    worker.enable_overlap = False
+    worker.ngram_corpus = _corpus()
+    worker._init_preallocated_tensors()
+    _put(worker.ngram_corpus, list(TWO_WAYS_ON))
+    return worker
+
+
+def _host_worker() -> Any:
+    """The same with what the host's trie answers by itself."""
+    from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
+
+    corpus, worker = _host_corpus(), _worker()
+    _put(corpus, list(TWO_WAYS_ON))
+    get = NgramCorpus.batch_get.__wrapped__
+    worker.ngram_corpus = SimpleNamespace(
+        synchronize=lambda: None, batch_get=lambda *asked: get(corpus, *asked)
+    )
+    return worker
+
+
+def _decode_batch() -> Any:
+    import torch
+
+    def one(ids: list[int], rid: str) -> Any:
+        return SimpleNamespace(origin_input_ids_unpadded=ids, output_ids=[6], rid=rid)
+
+    return SimpleNamespace(
+        reqs=[one([4, 5], "a"), one([9], "b")],
+        forward_mode=SimpleNamespace(is_decode=lambda: True),
+        grammar_needs_sync=lambda: False,
+        has_grammar=False,
+        seq_lens=torch.tensor([2, 1]),
+        seq_lens_cpu=torch.tensor([2, 1]),
+        req_pool_indices=torch.tensor([1, 2]),
+        req_to_token_pool=SimpleNamespace(
+            req_to_token=torch.arange(48, dtype=torch.int32).view(3, 16)
+        ),
+    )
+
+
+def check_the_worker_hands_over_chains() -> None:
+    """From the trie to what verify is given: ids, positions and links of one path."""
+    from sglang.srt.speculative import ngram_worker
+
+    batch = _decode_batch()
+    ngram_worker.prepare_mamba_track_for_verify = lambda batch: None
+    _worker()._prepare_for_speculative_decoding(batch)
+    given = batch.spec_info
+    assert given.draft_token.tolist() == [6, 7, 0, 0, 0, 6, 8, 3, 0, 0]
+    assert given.positions.tolist() == [2, 3, 4, 5, 6, 1, 2, 3, 4, 5]
+    assert given.retrieve_index.tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert given.retrieve_next_token.tolist() == [[1, 2, 3, 4, -1]] * 2
+    assert given.retrieve_next_sibling.tolist() == [[-1] * WIDTH] * 2
+
+
 def check_a_tree_is_refused_in_every_verify() -> None:
     """One bit of one request's mask is enough; the message shows the parents."""
     from sglang_exact.hooks import chain
@@ -230,6 +292,12 @@ def check_a_tree_is_refused_in_every_verify() -> None:
             assert "found a draft tree for 1 of 3 requests" in str(error)
         else:
             raise AssertionError((row, column))
+    try:
+        _host_worker()._prepare_draft_tokens(_decode_batch())
+    except chain.UnsupportedVerify as error:
+        assert "2 of 2 requests" in str(error)
+    else:
+        raise AssertionError("the host's trie")
     ids, mask = chain.ngram_block(lambda *a: ([7], good.reshape(-1)), worker, None)
     assert ids == [7] and mask.shape == (3 * WIDTH * WIDTH,)
 
