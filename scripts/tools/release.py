@@ -40,8 +40,8 @@ NEEDED = (
     "sglang_exact/pins/sglang-0.5.23.json",
     "sglang_exact/verify/prompts.jsonl",
     "sglang_exact/verify/report.html.j2",
-    "sglang_exact/bench/report.html.j2",
-    "sglang_exact/bench/report.md.j2",
+    "sglang_exact/bench/report/report.html.j2",
+    "sglang_exact/bench/report/report.md.j2",
     "sglang_exact/rehearsal/site/sitecustomize.py",
     "sglang_exact_kernels/gdn_verify.py",
 )

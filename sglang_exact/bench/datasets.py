@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from sglang_exact.bench import rows
-from sglang_exact.bench.drive import Request
+from sglang_exact.client.answer import Request
 
 HUB_TIMEOUT_S = 600.0
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_exact.client.answer import Sample
 from sglang_exact.verify.compare import compare
-from sglang_exact.verify.model import Sample
 
 NOT_COMPARED = "not compared"
 

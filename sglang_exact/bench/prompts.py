@@ -10,7 +10,8 @@ import orjson
 
 from sglang_exact.bench.drive import CannotRun
 from sglang_exact.bench.servers import Served
-from sglang_exact.verify.model import Prompt
+from sglang_exact.client.answer import GENERATE, Prompt
+from sglang_exact.client.http import Client, Failed, Lost, Refused
 from sglang_exact.verify.prompts import built_in, id_prompt
 
 DEFAULT = "chat-cat-tetris"
@@ -78,7 +79,34 @@ async def _text(served: Served, text: str) -> tuple[int, ...]:
             f"server {served.name}: found --skip-tokenizer-init and a prompt as text; "
             "expected token ids; fix: give --prompt-file with a JSON list of ids"
         )
-    return await served.client.prompt_ids(text)
+    return await ids_of_text(served.client, text)
+
+
+async def ids_of_text(client: Client, text: str) -> tuple[int, ...]:
+    """The server's token ids of a text, as its /generate reads it.
+
+    Raises CannotRun if the server does not give them.
+    """
+    body = {
+        "text": text,
+        "sampling_params": {
+            "max_new_tokens": 1,
+            "temperature": 0,
+            "ignore_eos": True,
+        },
+        "return_prompt_token_ids": True,
+    }
+    try:
+        answer = await client.post_json(GENERATE, body)
+    except (Refused, Failed, Lost) as error:
+        raise CannotRun(f"server {client.url}: {error}") from error
+    ids = answer.get("prompt_token_ids") if isinstance(answer, dict) else None
+    if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
+        raise CannotRun(
+            f"server {client.url}: found no prompt_token_ids in its answer; expected "
+            "SGLang 0.5.23; fix: give the prompt as token ids"
+        )
+    return tuple(ids)
 
 
 def of_length(served: Served, length: int, seed: int) -> tuple[int, ...]:

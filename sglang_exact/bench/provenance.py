@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sglang_exact
-from sglang_exact.verify.client import Client, redact_url
-from sglang_exact.verify.model import ServerInfo
-from sglang_exact.verify.server import ATTESTED, VOLATILE
-from sglang_exact.verify.wire import clean
+from sglang_exact.client.answer import ServerInfo
+from sglang_exact.client.facts import ATTESTED, VOLATILE
+from sglang_exact.client.http import Client, redact_url
+from sglang_exact.client.wire import clean
 
 HIDDEN = "***"
 _SECRET_FLAG = re.compile(r"--?([a-z0-9_]+[-_])*(key|token|secret|password)", re.I)

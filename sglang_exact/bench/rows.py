@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sglang_exact.bench.drive import Request
+from sglang_exact.client.answer import Request
 
 OwnFields = Callable[[Mapping[str, Any]], str | None]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sglang_exact.bench import provenance
-from sglang_exact.bench.drive import BenchClient, CannotRun
-from sglang_exact.verify import server as server_facts
-from sglang_exact.verify.client import Lost, Refused
-from sglang_exact.verify.model import ServerInfo
+from sglang_exact.bench.drive import CannotRun
+from sglang_exact.client import facts as server_facts
+from sglang_exact.client.answer import ServerInfo
+from sglang_exact.client.http import Client, Lost, Refused
 
 PLAIN = "plain"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+@-]{0,63}")
@@ -32,7 +32,7 @@ class Served:
     """One open server: its client, what it says of itself, its provenance."""
 
     name: str
-    client: BenchClient
+    client: Client
     info: ServerInfo
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -106,7 +106,7 @@ async def open_all(
     opened, problems = [], []
     for address in addresses:
         try:
-            client = BenchClient(address.url, key=address.key, timeout=timeout)
+            client = Client(address.url, key=address.key, timeout=timeout)
             await stack.enter_async_context(client)
             info = await server_facts.inspect(client, address.name, None)
             facts = await provenance.server(client, info)

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sglang_exact.verify.model import Sample
+from sglang_exact.client.answer import Sample
+
+Row = Mapping[str, Any]
 
 
 class Spread(NamedTuple):
@@ -93,3 +95,17 @@ def acceptance(samples: Sequence[Sample]) -> Acceptance | None:
     tokens, steps = sum(p[0] for p in pairs), sum(p[1] or 0 for p in pairs)
     macro = statistics.fmean(n / v for n, v in pairs if v)
     return Acceptance(macro, tokens / steps, len(pairs), tokens, steps)
+
+
+def middle(row: Row, key: str) -> float | None:
+    """The median of a spread in a row, None where there is none."""
+    found = row.get(key)
+    return found.get("median") if isinstance(found, dict) else None
+
+
+def by(rows: Sequence[Row], key: str) -> dict[str, list[Row]]:
+    """Rows by the value of a key, in the order they came."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(str(row.get(key)), []).append(row)
+    return found

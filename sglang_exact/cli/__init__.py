@@ -15,15 +15,15 @@ from collections.abc import Collection
 
 import typer
 
-# command -> module of this package
 COMMANDS = {
-    "doctor": "doctor",
-    "env": "env",
-    "verify": "verify",
-    "record": "verify",
-    "report": "verify",
-    "bench": "bench",
+    "doctor": "sglang_exact.cli.doctor",
+    "env": "sglang_exact.cli.env",
+    "verify": "sglang_exact.verify.command",
+    "record": "sglang_exact.verify.command",
+    "report": "sglang_exact.verify.command",
+    "bench": "sglang_exact.cli.bench",
 }
+"""Command -> the module that holds it."""
 
 
 def application(names: Collection[str] = COMMANDS) -> typer.Typer:
@@ -37,7 +37,7 @@ def application(names: Collection[str] = COMMANDS) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for name in names:
-        path = f"{__name__}.{COMMANDS[name]}"
+        path = COMMANDS[name]
         if importlib.util.find_spec(path) is None:
             continue
         command = getattr(importlib.import_module(path), name)

@@ -26,7 +26,7 @@ from sglang_exact import (
     scope,
     settings,
 )
-from sglang_exact.cli import machine
+from sglang_exact.client import machine
 from sglang_exact.reasons import Reason
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"

@@ -79,7 +79,7 @@ def headers() -> str | None:
 def collect(environ: Mapping[str, str]) -> dict[str, Any]:
     """The report as JSON types."""
     from sglang_exact import __version__, attestation, compat, hooks, host, settings
-    from sglang_exact.cli import machine
+    from sglang_exact.client import machine
     from sglang_exact.plugins import GROUP
 
     versions = {name: host.version(name) for name in PACKAGES}

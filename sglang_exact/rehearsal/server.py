@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sglang_exact.ports import free_port
-from sglang_exact.rehearsal.client import Client
+from sglang_exact.client.blocking import Client
+from sglang_exact.client.process import Process, free_port
 from sglang_exact.rehearsal.drafters import draft_flags as draft_flags
 from sglang_exact.rehearsal.environment import environment
 
@@ -44,7 +41,6 @@ DETERMINISTIC_FLAGS = (
 )  # fmt: skip
 """The stock host's own best: what the overlay is compared with."""
 
-_SUPERVISOR = Path(__file__).with_name("supervise.py")
 _LOG_TAIL_LINES = 60
 _POLL_S = 0.2
 _STOP_S = 2.0
@@ -97,7 +93,7 @@ class Server:
         self.port = 0
         self.started_in_s = 0.0
         self._log_path = Path(log) if log is not None else None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._client: Client | None = None
 
     def command(self) -> list[str]:
@@ -178,16 +174,7 @@ class Server:
         """
         self.port = free_port()
         began = time.monotonic()
-        with self.log_path.open("wb") as log:
-            # Isolated and without site: the supervisor needs nothing of either.
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_SUPERVISOR), *self.command()],
-                env=self.environment(),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self._process = Process(self.command(), self.log_path, env=self.environment())
         client = Client(f"http://127.0.0.1:{self.port}", self.request_timeout_s)
         try:
             self._wait_until_ready(client, began + self.start_timeout_s)
@@ -203,8 +190,8 @@ class Server:
             raise RuntimeError("found no process, expected a started one")
         while not client.is_ready():
             found = ""
-            if process.poll() is not None:
-                found = f"ended with status {process.returncode}"
+            if (status := process.status()) is not None:
+                found = f"ended with status {status}"
             elif time.monotonic() > deadline:
                 found = f"not ready after {self.start_timeout_s:.0f} s"
             if found:
@@ -219,21 +206,9 @@ class Server:
         process, self._process, self._client = self._process, None, None
         if process is None:
             return
-        if self.device != "cpu":
-            # The ranks end here and hand their memory back. A rehearsal has none to
-            # hand back; the host's five seconds of farewell are not waited for.
-            self._signal(process.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_S)
-        self._signal(process.pid, signal.SIGKILL)
-        process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
-
-    @staticmethod
-    def _signal(group: int, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, number)
+        # A rehearsal has no memory of a GPU to hand back; the host's five seconds of
+        # farewell are not waited for.
+        process.stop(_STOP_S if self.device != "cpu" else 0.0)
 
     def generate(self, input_ids: Sequence[int], max_new_tokens: int, **kw: Any) -> Any:
         """See `Client.generate`; a dead server's log is part of the error."""

@@ -20,7 +20,7 @@ RESTARTED = "restarted"
 EXTRA_ROLES = (REJECT_ALL, WIDTH, RESTARTED)
 
 
-class Arm(NamedTuple):
+class Check(NamedTuple):
     """One arm.
 
     `suite` is the smallest suite that includes it. `cases` names a set that plan.py
@@ -46,27 +46,27 @@ class Arm(NamedTuple):
 
 
 ARMS = (
-    Arm(
+    Check(
         "speculation",
         "one request at a time",
         "quick",
         ("speculates", "rejects", "logprobs"),
     ),
-    Arm(
+    Check(
         "without-logprobs",
         "logprobs not asked for",
         "quick",
         ("speculates", "no-logprobs"),
         logprobs=False,
     ),
-    Arm(
+    Check(
         "streaming",
         "streamed answers",
         "quick",
         ("speculates", "logprobs", "streamed"),
         stream=True,
     ),
-    Arm(
+    Check(
         "in-flight-8",
         "8 in flight, staggered",
         "quick",
@@ -74,14 +74,14 @@ ARMS = (
         in_flight=8,
         stagger_s=0.05,
     ),
-    Arm(
+    Check(
         "long-2k",
         "2,048-token prompts",
         "quick",
         ("speculates", "logprobs", "prompt-tokens"),
         cases="long-2k",
     ),
-    Arm(
+    Check(
         "in-flight-16",
         "16 in flight, staggered",
         "standard",
@@ -89,7 +89,7 @@ ARMS = (
         in_flight=16,
         stagger_s=0.03,
     ),
-    Arm(
+    Check(
         "in-flight-44",
         "44 in flight, staggered",
         "standard",
@@ -97,7 +97,7 @@ ARMS = (
         in_flight=44,
         stagger_s=0.02,
     ),
-    Arm(
+    Check(
         "cached-prefix",
         "prompts served from the prefix cache",
         "standard",
@@ -105,7 +105,7 @@ ARMS = (
         cases="long-2k",
         rounds=2,
     ),
-    Arm(
+    Check(
         "sampled-neighbours",
         "greedy beside sampled requests",
         "standard",
@@ -113,7 +113,7 @@ ARMS = (
         in_flight=4,
         neighbours="sampled",
     ),
-    Arm(
+    Check(
         "prefill-neighbours",
         "long prefills between decode steps",
         "standard",
@@ -121,42 +121,42 @@ ARMS = (
         in_flight=4,
         neighbours="prefill",
     ),
-    Arm(
+    Check(
         "stops",
         "generations that may end by themselves",
         "standard",
         ("speculates", "logprobs", "stopped"),
         cases="stops",
     ),
-    Arm(
+    Check(
         "seeds",
         "seeded sampling",
         "standard",
         ("speculates", "seeded"),
         cases="seeds",
     ),
-    Arm(
+    Check(
         "penalties",
         "penalties, logit bias, min_new_tokens",
         "standard",
         ("counted", "logprobs", "altered"),
         cases="penalties",
     ),
-    Arm(
+    Check(
         "long-8k",
         "8,192-token prompts",
         "standard",
         ("speculates", "logprobs", "prompt-tokens"),
         cases="long-8k",
     ),
-    Arm(
+    Check(
         "long-32k",
         "32,768-token prompt",
         "standard",
         ("speculates", "logprobs", "prompt-tokens"),
         cases="long-32k",
     ),
-    Arm(
+    Check(
         "repeats",
         "short answers again and again, 8 in flight",
         "standard",
@@ -164,28 +164,28 @@ ARMS = (
         cases="repeats",
         in_flight=8,
     ),
-    Arm(
+    Check(
         "plain-repeat",
         "control: the reference server asked again",
         "standard",
         ("plain", "logprobs"),
         role=REFERENCE,
     ),
-    Arm(
+    Check(
         "long-128k",
         "131,072-token prompt",
         "full",
         ("speculates", "logprobs", "prompt-tokens"),
         cases="long-128k",
     ),
-    Arm(
+    Check(
         "long-repeat",
         "one 60,000-token prompt repeated",
         "full",
         ("speculates", "logprobs", "prompt-tokens"),
         cases="long-60k",
     ),
-    Arm(
+    Check(
         "plain-in-flight-8",
         "the reference server with 8 in flight",
         "full",
@@ -194,21 +194,21 @@ ARMS = (
         in_flight=8,
         stagger_s=0.05,
     ),
-    Arm(
+    Check(
         "rejected",
         "every draft rejected",
         "full",
         ("speculates-nothing", "logprobs"),
         role=REJECT_ALL,
     ),
-    Arm(
+    Check(
         "widths",
         "other draft widths",
         "full",
         ("speculates", "rejects", "logprobs", "widths"),
         role=WIDTH,
     ),
-    Arm(
+    Check(
         "restart",
         "after a restart of the server",
         "full",
@@ -247,7 +247,7 @@ START_HINTS = {
 }
 
 
-def by_name(names: list[str]) -> list[Arm]:
+def by_name(names: list[str]) -> list[Check]:
     """The arms of that name, in the order of ARMS. Raises ValueError for others."""
     known = {arm.name for arm in ARMS}
     unknown = [name for name in names if name not in known]
@@ -259,7 +259,7 @@ def by_name(names: list[str]) -> list[Arm]:
     return [arm for arm in ARMS if arm.name in names]
 
 
-def of_suite(suite: str) -> list[Arm]:
+def of_suite(suite: str) -> list[Check]:
     """Every arm of a suite. Raises ValueError for an unknown suite."""
     if suite not in SUITES:
         raise ValueError(f"found suite {suite!r}; expected one of {', '.join(SUITES)}")

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from sglang_exact.verify.bits import bits_to_float, ulp_distance
-from sglang_exact.verify.model import Case, Difference, Sample
+from sglang_exact.client.answer import Case, Sample
+from sglang_exact.client.bits import bits_to_float, ulp_distance
+from sglang_exact.verify.model import Difference
 
 Top = tuple[tuple[int | None, int], ...]
 

@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from sglang_exact.client.answer import Sample
+from sglang_exact.client.bits import bits_to_float
 from sglang_exact.verify.arms import ARMS as ALL_ARMS
-from sglang_exact.verify.arms import WIDTH, Arm
-from sglang_exact.verify.bits import bits_to_float
+from sglang_exact.verify.arms import WIDTH, Check
 from sglang_exact.verify.model import (
     DIFFERENT,
-    ArmResult,
+    CheckResult,
     Difference,
     Outcome,
     Reference,
-    Sample,
 )
 
 SOLO = "alone, streamed"
@@ -78,7 +78,7 @@ def earliest_first(outcomes: list[Outcome]) -> list[Outcome]:
     return sorted(different, key=lambda o: (_position(o), o.index))
 
 
-def first_divergence(result: ArmResult) -> Outcome | None:
+def first_divergence(result: CheckResult) -> Outcome | None:
     """The answer that leaves the reference earliest."""
     return next(iter(earliest_first(result.outcomes)), None)
 
@@ -89,10 +89,10 @@ def _position(outcome: Outcome) -> int:
 
 
 def diagnose(
-    result: ArmResult,
+    result: CheckResult,
     references: dict[str, Reference],
     probes: list[Outcome],
-    results: list[ArmResult],
+    results: list[CheckResult],
 ) -> Suspicion | None:
     """Name a suspicion for an arm; None if nothing in it differs."""
     outcome = first_divergence(result)
@@ -188,7 +188,7 @@ def _choice(
 def _alone(
     weigh: _Weigher,
     suspicion: Suspicion,
-    arm: Arm | None,
+    arm: Check | None,
     outcome: Outcome,
     probes: dict[str, Outcome],
 ) -> None:
@@ -237,7 +237,7 @@ def _reject(
 ) -> None:
     if solo is None or solo.answer is None or found.position is None:
         return
-    answer, width = solo.answer, solo.counters.width()
+    answer, width = solo.answer, solo.counters.draft_tokens()
     # One piece for the prefill token and one per verify step, or the pieces are not
     # steps and say nothing.
     if width is None or len(answer.chunks) != (answer.counters.verify or 0) + 1:
@@ -264,7 +264,7 @@ def _reject(
 
 
 def _width(
-    weigh: _Weigher, suspicion: Suspicion, outcome: Outcome, results: list[ArmResult]
+    weigh: _Weigher, suspicion: Suspicion, outcome: Outcome, results: list[CheckResult]
 ) -> None:
     names = {arm.name for arm in ALL_ARMS if arm.role == WIDTH} | {"speculation"}
     places: dict[int, int | None] = {}
@@ -272,7 +272,7 @@ def _width(
         if result.name not in names:
             continue
         for other in result.outcomes:
-            width = other.counters.width()
+            width = other.counters.draft_tokens()
             if other.case == outcome.case and width is not None:
                 found = other.difference
                 places[width] = None if found is None else found.position

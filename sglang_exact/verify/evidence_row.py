@@ -13,9 +13,10 @@ from typing import Any
 
 import orjson
 
-from sglang_exact.verify import server as server_facts
+from sglang_exact.client import facts as server_facts
+from sglang_exact.client.answer import ServerInfo
 from sglang_exact.verify.arms import REFERENCE, TESTED
-from sglang_exact.verify.model import VERIFIED, ArmResult, ServerInfo
+from sglang_exact.verify.model import VERIFIED, CheckResult
 from sglang_exact.verify.summary import (
     Run,
     acceptance,
@@ -72,7 +73,7 @@ def evidence_row(run: Run) -> dict[str, Any]:
     }
 
 
-def _arm(result: ArmResult) -> dict[str, Any]:
+def _arm(result: CheckResult) -> dict[str, Any]:
     compared, equal = counts(result.outcomes)
     found = acceptance(result.outcomes) or {}
     return {

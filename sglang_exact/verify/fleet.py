@@ -7,10 +7,10 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_exact.verify import server as server_facts
+from sglang_exact.client import facts as server_facts
+from sglang_exact.client.answer import Case, Options, Sample, ServerInfo
+from sglang_exact.client.http import Client, Failed, Lost, Refused
 from sglang_exact.verify.arms import REFERENCE, TESTED
-from sglang_exact.verify.client import Client, Failed, Lost, Refused
-from sglang_exact.verify.model import Case, Manner, Sample, ServerInfo
 
 ATTEMPTS = 3
 # Pauses before each look at a server that says that it is another one, in seconds.
@@ -36,7 +36,7 @@ class Server:
     _generation: int = 0
 
     async def ask(
-        self, case: Case, manner: Manner, reconnect_s: float
+        self, case: Case, options: Options, reconnect_s: float
     ) -> tuple[Sample, int]:
         """One generation and the attempts it took.
 
@@ -48,7 +48,7 @@ class Server:
                 raise Failed(self.down)
             generation = self._generation
             try:
-                return await self.client.generate(case, manner), attempt
+                return await self.client.generate(case, options), attempt
             except Lost as error:
                 await self._wait(generation, str(error), reconnect_s)
         raise Failed(f"the connection broke {ATTEMPTS} times in a row")
@@ -105,7 +105,7 @@ class Server:
         return True
 
 
-class Fleet:
+class Servers:
     """Every server of the run, by role."""
 
     def __init__(self, servers: list[Server]):
@@ -135,7 +135,7 @@ class Address:
 
 async def connect(
     stack: Any, addresses: list[Address], *, timeout: float, vocab_size: int | None
-) -> Fleet:
+) -> Servers:
     """Open a client for every address on an AsyncExitStack and ask what each server is.
 
     Raises Failed with every server that does not answer.
@@ -159,7 +159,7 @@ async def connect(
         raise Failed(
             "; ".join(f"{' and '.join(names)} {why}" for why, names in problems.items())
         )
-    return Fleet(servers)
+    return Servers(servers)
 
 
 async def _steady(client: Client, info: ServerInfo) -> ServerInfo:
@@ -169,27 +169,3 @@ async def _steady(client: Client, info: ServerInfo) -> ServerInfo:
         return info
     note = "another process answers at every look: restarts cannot be told"
     return info._replace(identity="", notes=(*info.notes, note))
-
-
-class InFlight:
-    """Counts requests that overlap; every request learns its own peaks."""
-
-    def __init__(self) -> None:
-        self._peaks: dict[object, tuple[int, int]] = {}
-        self._neighbours: set[object] = set()
-
-    def enter(self, *, neighbour: bool = False) -> object:
-        """A request begins; its token is for leave()."""
-        token = object()
-        self._peaks[token] = (0, 0)
-        if neighbour:
-            self._neighbours.add(token)
-        now, beside = len(self._peaks), len(self._neighbours)
-        for other, (most, company) in self._peaks.items():
-            self._peaks[other] = (max(most, now), max(company, beside))
-        return token
-
-    def leave(self, token: object) -> tuple[int, int]:
-        """The most requests, and of them neighbours, that ran at once meanwhile."""
-        self._neighbours.discard(token)
-        return self._peaks.pop(token)

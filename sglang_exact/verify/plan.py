@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from sglang_exact.client.answer import Case, Options, Prompt
 from sglang_exact.verify import arms as arm_table
 from sglang_exact.verify import prompts as prompt_sets
-from sglang_exact.verify.arms import LONG, SUITES, Arm
-from sglang_exact.verify.model import Case, Manner, Prompt
+from sglang_exact.verify.arms import LONG, SUITES, Check
 
 # Tokens generated for each built-in prompt. standard: 24 x 512 = 12,288 in all.
 SUITE_TOKENS = {"quick": 128, "standard": 512, "full": 1024}
@@ -79,13 +79,13 @@ class Job:
 
     case: Case
     index: int
-    manner: Manner
+    options: Options
 
 
-class PlannedArm(NamedTuple):
+class PlannedCheck(NamedTuple):
     """An arm with its requests; `refusal` says why it cannot be asked at all."""
 
-    arm: Arm
+    arm: Check
     jobs: tuple[Job, ...]
     refusal: str = ""
 
@@ -98,7 +98,7 @@ class Plan(NamedTuple):
     """Everything that will be asked, a function of Settings and the vocabulary."""
 
     settings: Settings
-    arms: tuple[PlannedArm, ...]
+    arms: tuple[PlannedCheck, ...]
     by_ids: bool
     vocab_size: int | None
 
@@ -114,7 +114,7 @@ class Plan(NamedTuple):
         """Hash of the plan: a run may be resumed only with the same one."""
         blob = orjson.dumps(
             [
-                [p.arm.name, [[j.case.key(), j.index, list(j.manner)] for j in p.jobs]]
+                [p.arm.name, [[j.case.key(), j.index, list(j.options)] for j in p.jobs]]
                 for p in self.arms
             ]
         )
@@ -199,7 +199,7 @@ class _Builder:
         own = self.settings.tokens or prompt.max_new_tokens
         return min(limit, own or limit)
 
-    def cases(self, arm: Arm) -> tuple[list[Case], str]:
+    def cases(self, arm: Check) -> tuple[list[Case], str]:
         """The cases of an arm, or why there are none."""
         if arm.cases in LONG:
             return self._long(arm)
@@ -213,7 +213,7 @@ class _Builder:
         }
         return made[arm.cases]() if arm.cases in made else self.base, ""
 
-    def _long(self, arm: Arm) -> tuple[list[Case], str]:
+    def _long(self, arm: Check) -> tuple[list[Case], str]:
         if self.vocab_size is None:
             return [], "the vocabulary size is " + UNKNOWN
         length, count = LONG[arm.cases]
@@ -266,12 +266,12 @@ class _Builder:
             found.append(held._replace(ignore_eos=False, stop_ids=ends))
         return found
 
-    def arm(self, arm: Arm) -> PlannedArm:
+    def arm(self, arm: Check) -> PlannedCheck:
         """The requests of one arm."""
         cases, refusal = self.cases(arm)
         if not cases:
-            return PlannedArm(arm, (), refusal or "there is no prompt for it")
-        manner = Manner(arm.logprobs, self.settings.top, arm.stream)
+            return PlannedCheck(arm, (), refusal or "there is no prompt for it")
+        options = Options(arm.logprobs, self.settings.top, arm.stream)
         total = len(cases) * arm.rounds
         if arm.cases == "repeats":
             total = self.settings.repeats
@@ -279,8 +279,8 @@ class _Builder:
             total = self.settings.long_repeats
         elif arm.in_flight > 4:
             total = max(total, 2 * arm.in_flight)
-        jobs = tuple(Job(cases[i % len(cases)], i, manner) for i in range(total))
-        return PlannedArm(arm, jobs)
+        jobs = tuple(Job(cases[i % len(cases)], i, options) for i in range(total))
+        return PlannedCheck(arm, jobs)
 
 
 UNKNOWN = "unknown: pass --vocab-size N"

@@ -8,21 +8,12 @@ from typing import Any
 
 from sglang_exact.verify.model import DIFFERENT
 from sglang_exact.verify.summary import Run, acceptance, curves
+from sglang_exact.view.charts import ticks
 
 WIDTH, LEFT, RIGHT = 920, 170, 24
 ROW = 24
 CURVE_HEIGHT = 260
 FLOOR = 1e-9
-
-
-def ticks(limit: float, count: int = 6) -> list[float]:
-    """Round numbers from 0 up to `limit`, about `count` of them."""
-    if limit <= 0:
-        return [0.0]
-    raw = limit / count
-    size = 10 ** math.floor(math.log10(raw))
-    step = next(m * size for m in (1, 2, 5, 10) if m * size >= raw)
-    return [step * i for i in range(int(limit / step + 1e-9) + 1)]
 
 
 def _x(value: float, limit: float) -> float:

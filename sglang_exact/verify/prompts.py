@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 
-from sglang_exact.verify.model import Prompt
-from sglang_exact.verify.wire import clean
+from sglang_exact.client.answer import Prompt
+from sglang_exact.client.wire import clean
 
 BUILT_IN = 24
 # Bad lines of a prompt file that are named one by one.

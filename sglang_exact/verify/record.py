@@ -16,16 +16,14 @@ from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
-from sglang_exact.verify.bits import bits_to_float, float32_bits
+from sglang_exact.client.answer import Counters, Sample, ServerInfo
+from sglang_exact.client.bits import bits_to_float, float32_bits
 from sglang_exact.verify.model import (
     NOT_REACHED,
-    ArmResult,
-    Counters,
+    CheckResult,
     Difference,
     Outcome,
     Reference,
-    Sample,
-    ServerInfo,
 )
 
 FORMAT = 1
@@ -45,7 +43,7 @@ class Contents(NamedTuple):
     header: dict[str, Any]
     servers: list[ServerInfo]
     references: dict[str, Reference]
-    results: list[ArmResult]
+    results: list[CheckResult]
     probes: list[Outcome]
     end: dict[str, Any] | None
     refusals: dict[str, str]
@@ -174,7 +172,7 @@ class Writer:
         """The reference refused this case with a 4xx."""
         self.write("refusal", {"case": case, "message": message})
 
-    def arm(self, result: ArmResult) -> None:
+    def arm(self, result: CheckResult) -> None:
         row = asdict(result)
         del row["outcomes"]
         self.write("arm", row)
@@ -254,7 +252,7 @@ class _Reader:
         self.header: dict[str, Any] = {}
         self.servers: dict[tuple[str, str], ServerInfo] = {}
         self.references: dict[str, Reference] = {}
-        self.results: dict[str, ArmResult] = {}
+        self.results: dict[str, CheckResult] = {}
         self.probes: list[Outcome] = []
         self.end: dict[str, Any] | None = None
         self.changed: list[str] = []
@@ -289,7 +287,7 @@ class _Reader:
                     kept.append(outcome)
         elif kind == "arm":
             outcomes = self._result(row["name"]).outcomes
-            self.results[row["name"]] = ArmResult(outcomes=outcomes, **row)
+            self.results[row["name"]] = CheckResult(outcomes=outcomes, **row)
         elif kind == "arm-restart":
             self.results.pop(row["name"], None)
         elif kind == "refusal":
@@ -301,8 +299,8 @@ class _Reader:
         else:
             raise ValueError(kind)
 
-    def _result(self, name: str) -> ArmResult:
-        return self.results.setdefault(name, ArmResult(name, name, NOT_REACHED))
+    def _result(self, name: str) -> CheckResult:
+        return self.results.setdefault(name, CheckResult(name, name, NOT_REACHED))
 
     def contents(self) -> Contents:
         return Contents(

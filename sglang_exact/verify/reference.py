@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference answers: asked once, one at a time, of a server without speculation."""
+"""The reference answers: asked once, one at a time, of a server without speculation.
+
+And a closer look at answers that differ: what a suspicion rests on.
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from sglang_exact.verify.client import Failed, Refused
+from sglang_exact.client.answer import Case, Options, Sample, ServerInfo
+from sglang_exact.client.http import Failed, Refused
+from sglang_exact.verify import diagnose
 from sglang_exact.verify.compare import compare, not_finite
 from sglang_exact.verify.fleet import Server
-from sglang_exact.verify.model import Case, Manner, Reference, ServerInfo
-from sglang_exact.verify.plan import PlannedArm
+from sglang_exact.verify.model import Outcome, Reference
+from sglang_exact.verify.plan import Job, PlannedCheck
 from sglang_exact.verify.record import Writer
 
 # After this many failures in a row a server is given up: 1,200 timeouts help nobody.
 GIVE_UP = 3
+# Of so many diverging cases a closer look is taken.
+PROBED_CASES = 2
 
 
 def _asked_twice(case: Case) -> bool:
@@ -44,7 +51,7 @@ class Display(Protocol):
     def say(self, text: str) -> None: ...
 
 
-class ReferenceBook:
+class References:
     """Every reference answer of a run, and why some are missing.
 
     `answers` is keyed by Case.key(); `top` is the number of top logprobs asked for.
@@ -100,8 +107,8 @@ class ReferenceBook:
     async def _ask(
         self, server: Server, key: str, case: Case, may_speculate: bool
     ) -> Reference:
-        manner = Manner(top=self.top)
-        answer, _ = await server.ask(case, manner, self.reconnect_s)
+        options = Options(top=self.top)
+        answer, _ = await server.ask(case, options, self.reconnect_s)
         if server.changed:
             raise Failed(f"the server came back with another set-up: {server.changed}")
         if not_finite(case, answer):
@@ -113,7 +120,7 @@ class ReferenceBook:
             )
         unstable = drawn_anew(case, server.info)
         if _asked_twice(case) and not unstable:
-            again, _ = await server.ask(case, manner, self.reconnect_s)
+            again, _ = await server.ask(case, options, self.reconnect_s)
             self.display.advance(case.max_new_tokens)
             if compare(again, answer) is not None:
                 unstable = "the reference does not repeat a sampled answer"
@@ -122,7 +129,7 @@ class ReferenceBook:
             key, prompt.id, prompt.sha256(), case.params(), answer, unstable
         )
 
-    def lacking(self, planned: PlannedArm) -> list[str]:
+    def lacking(self, planned: PlannedCheck) -> list[str]:
         """Why an arm cannot be compared; empty if every case has a usable answer."""
         keys = {job.case.key() for job in planned.jobs}
         known = [self.answers[key] for key in keys if key in self.answers]
@@ -138,7 +145,66 @@ class ReferenceBook:
             )
         return reasons
 
-    def all_refused(self, planned: PlannedArm) -> bool:
+    def all_refused(self, planned: PlannedCheck) -> bool:
         """Is every missing case one that the reference refused with a 4xx?"""
         missing = {job.case.key() for job in planned.jobs} - set(self.answers)
         return bool(missing) and missing <= self.refused
+
+
+class Judge(Protocol):
+    """Compares an answer with its reference."""
+
+    def __call__(
+        self, server: Server, job: Job, name: str, sample: Sample, probe: str = ""
+    ) -> Outcome: ...
+
+
+async def emptied(server: Server) -> str | None:
+    """Empty the prefix cache; a note if the server did not."""
+    problem = await server.client.flush()
+    return f"the prefix cache was not emptied: {problem}" if problem else None
+
+
+class Prober:
+    """Asks a few diverging cases again, alone; what came of it goes to `probes`."""
+
+    def __init__(self, book: References, judge: Judge, probes: list[Outcome]):
+        self.book, self.judge, self.probes = book, judge, probes
+        self._seen: set[tuple[str, str]] = set()
+
+    async def look(
+        self,
+        planned: PlannedCheck,
+        different: list[Outcome],
+        servers: list[Server],
+        reference: Server | None,
+    ) -> None:
+        """Twice the server that differed, then the reference if it can be asked.
+
+        The earliest differences: the report is about the first.
+        """
+        by_label = {server.label: server for server in servers}
+        jobs = {job.case.key(): job for job in planned.jobs}
+        ordered = diagnose.earliest_first(different)
+        cases = dict.fromkeys((o.server, o.case) for o in ordered)
+        for label, key in list(cases)[:PROBED_CASES]:
+            server = by_label[label]
+            if (label, key) in self._seen or server.down:
+                continue
+            self._seen.add((label, key))
+            self.book.display.say(f"looking closer at {key} on {label}")
+            for name in diagnose.PROBES:
+                await self._ask(server, jobs[key], name)
+            if reference is not None and not reference.down:
+                await self._ask(reference, jobs[key], diagnose.REFERENCE_AGAIN)
+
+    async def _ask(self, server: Server, job: Job, name: str) -> None:
+        options = Options(top=self.book.top, stream=name == diagnose.SOLO)
+        await emptied(server)
+        try:
+            sample, _ = await server.ask(job.case, options, self.book.reconnect_s)
+        except (Refused, Failed):
+            return
+        outcome = self.judge(server, job, "probe", sample, probe=name)
+        self.probes.append(outcome)
+        self.book.writer.outcome(outcome)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sglang_exact.client.answer import Case
 from sglang_exact.verify import record
 from sglang_exact.verify.arms import REFERENCE
-from sglang_exact.verify.model import Case, Reference
+from sglang_exact.verify.model import Reference
 from sglang_exact.verify.plan import Plan
 
 SHOWN = 3

@@ -8,18 +8,18 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-from sglang_exact.verify import liveness
-from sglang_exact.verify import server as server_facts
+from sglang_exact.client import facts as server_facts
+from sglang_exact.client.answer import Sample
+from sglang_exact.verify import claims as liveness
 from sglang_exact.verify.arms import (
     REFERENCE,
     RESTARTED,
     START_HINTS,
     WIDTH,
 )
-from sglang_exact.verify.company import Company
 from sglang_exact.verify.compare import compare, not_finite
-from sglang_exact.verify.drive import ArmRun
-from sglang_exact.verify.fleet import Fleet, InFlight, Server
+from sglang_exact.verify.fleet import Server, Servers
+from sglang_exact.verify.in_flight import InFlight, Neighbours, Workers
 from sglang_exact.verify.model import (
     COULD_NOT_RUN,
     DIFFERENT,
@@ -31,15 +31,13 @@ from sglang_exact.verify.model import (
     NOT_REACHED,
     REFUSED,
     VERIFIED,
-    ArmResult,
+    CheckResult,
     Outcome,
     Reference,
-    Sample,
 )
-from sglang_exact.verify.plan import Job, Plan, PlannedArm
-from sglang_exact.verify.probing import Prober, emptied
+from sglang_exact.verify.plan import Job, Plan, PlannedCheck
 from sglang_exact.verify.record import RecordLost, Writer
-from sglang_exact.verify.reference import Display, ReferenceBook
+from sglang_exact.verify.reference import Display, Prober, References, emptied
 
 # A resumed run does not ask again what came out like this.
 FINAL = (VERIFIED, DIVERGED, NOT_OFFERED)
@@ -51,7 +49,7 @@ SELF_REFERENCE = (
 )
 
 
-class Options(NamedTuple):
+class RunOptions(NamedTuple):
     """How to run. Times are in seconds."""
 
     reconnect_s: float = 120.0
@@ -68,17 +66,17 @@ class Runner:
     def __init__(
         self,
         plan: Plan,
-        fleet: Fleet,
+        fleet: Servers,
         writer: Writer,
         display: Display,
-        options: Options,
+        options: RunOptions,
         references: dict[str, Reference] | None = None,
         refusals: dict[str, str] | None = None,
-        done: dict[str, ArmResult] | None = None,
+        done: dict[str, CheckResult] | None = None,
     ):
         self.plan, self.fleet, self.writer = plan, fleet, writer
         self.display, self.options = display, options
-        self.book = ReferenceBook(
+        self.book = References(
             references or {},
             writer,
             display,
@@ -88,7 +86,7 @@ class Runner:
         )
         self.references = self.book.answers
         self.done = dict(done or {})
-        self.results: list[ArmResult] = []
+        self.results: list[CheckResult] = []
         self.probes: list[Outcome] = []
         self.interrupted = False
         self.broken = ""
@@ -115,7 +113,7 @@ class Runner:
         for planned in self.plan.arms:
             if planned.arm.name not in reached:
                 arm = planned.arm
-                self.results.append(ArmResult(arm.name, arm.title, NOT_REACHED))
+                self.results.append(CheckResult(arm.name, arm.title, NOT_REACHED))
 
     async def record_references(self) -> None:
         """Ask the reference for every case that the record does not hold yet."""
@@ -124,13 +122,13 @@ class Runner:
         server = self.fleet.reference or self.fleet.tested
         await self.book.record(server, self.plan.cases(), self.options.self_reference)
 
-    async def _arm(self, planned: PlannedArm) -> None:
+    async def _arm(self, planned: PlannedCheck) -> None:
         arm = planned.arm
         before = self.done.get(arm.name)
         if before is not None and before.state in FINAL:
             self.results.append(before)
             return
-        result = ArmResult(arm.name, arm.title, NOT_REACHED)
+        result = CheckResult(arm.name, arm.title, NOT_REACHED)
         self.results.append(result)
         servers = self._servers(planned)
         blocked = self._blocked(planned, servers)
@@ -141,7 +139,7 @@ class Runner:
             self.writer.arm(result)
             return
         result.outcomes = self._keep(planned, before)
-        company = Company(planned, self.plan, self.references)
+        company = Neighbours(planned, self.plan, self.references)
         restarted = None
         if arm.role == RESTARTED:
             restarted = await restart(
@@ -152,7 +150,7 @@ class Runner:
         await self._judge(planned, result, servers, company, restarted)
         self.writer.arm(result)
 
-    def _servers(self, planned: PlannedArm) -> list[Server]:
+    def _servers(self, planned: PlannedCheck) -> list[Server]:
         found = self.fleet.role(planned.arm.role)
         if planned.arm.role == RESTARTED and not found and self.options.restart_command:
             return [self.fleet.tested]
@@ -165,7 +163,7 @@ class Runner:
                 return [tested]
         return found
 
-    def _blocked(self, planned: PlannedArm, servers: list[Server]) -> list[str]:
+    def _blocked(self, planned: PlannedCheck, servers: list[Server]) -> list[str]:
         if planned.refusal:
             return [planned.refusal]
         if not servers:
@@ -176,14 +174,14 @@ class Runner:
             return [START_HINTS[planned.arm.role]]
         return self.book.lacking(planned)
 
-    def _not_offered(self, planned: PlannedArm, servers: list[Server]) -> bool:
+    def _not_offered(self, planned: PlannedCheck, servers: list[Server]) -> bool:
         """Is what blocks the arm something that nobody offers, rather than a lack?"""
         if planned.arm.role == REFERENCE and not servers:
             return self.options.frozen_reference
         optional = planned.arm.cases in liveness.OPTIONAL
         return optional and self.book.all_refused(planned)
 
-    def _keep(self, planned: PlannedArm, before: ArmResult | None) -> list[Outcome]:
+    def _keep(self, planned: PlannedCheck, before: CheckResult | None) -> list[Outcome]:
         """Answers of an interrupted run that still count.
 
         In an arm about company the traffic is the point, so it starts afresh; one at a
@@ -203,9 +201,9 @@ class Runner:
     async def _drive(
         self,
         server: Server,
-        planned: PlannedArm,
-        result: ArmResult,
-        company: Company,
+        planned: PlannedCheck,
+        result: CheckResult,
+        company: Neighbours,
     ) -> None:
         arm = planned.arm
         kept = {(o.server, o.index) for o in result.outcomes}
@@ -215,7 +213,7 @@ class Runner:
         if arm.flush and (problem := await emptied(server)):
             result.notes.append(problem)
         seen, counter = len(server.returns), InFlight()
-        run = ArmRun(self.book, self.outcome, server, planned, result, todo, counter)
+        run = Workers(self.book, self.outcome, server, planned, result, todo, counter)
         neighbours = company.start(server, counter, self.options.reconnect_s)
         try:
             async with asyncio.TaskGroup() as group:
@@ -230,7 +228,7 @@ class Runner:
         if note := await server.check_identity():
             result.notes.append(note)
 
-    def _stagger(self, planned: PlannedArm) -> float:
+    def _stagger(self, planned: PlannedCheck) -> float:
         """Seconds between arrivals, short enough that all of them overlap.
 
         Speculation may be several times as fast as the reference was, hence the 8.
@@ -270,10 +268,10 @@ class Runner:
 
     async def _judge(
         self,
-        planned: PlannedArm,
-        result: ArmResult,
+        planned: PlannedCheck,
+        result: CheckResult,
         servers: list[Server],
-        company: Company,
+        company: Neighbours,
         restarted: str | None,
     ) -> None:
         different = [o for o in result.outcomes if o.status == DIFFERENT]
@@ -310,7 +308,9 @@ class Runner:
             result.state = VERIFIED
         result.notes += company.notes()
 
-    def _not_the_release(self, planned: PlannedArm, servers: list[Server]) -> list[str]:
+    def _not_the_release(
+        self, planned: PlannedCheck, servers: list[Server]
+    ) -> list[str]:
         """Why equal answers would not be evidence, from what the servers say."""
         reference = self.fleet.reference
         asked = [*servers, *([reference] if reference else [])]
@@ -330,7 +330,7 @@ class Runner:
             ),
         ]
 
-    def _other_widths(self, planned: PlannedArm) -> set[int]:
+    def _other_widths(self, planned: PlannedCheck) -> set[int]:
         if planned.arm.role != WIDTH:
             return set()
         tested = self.fleet.tested.label
@@ -338,12 +338,16 @@ class Runner:
             width
             for result in self.results
             for o in result.outcomes
-            if o.server == tested and (width := o.counters.width())
+            if o.server == tested and (width := o.counters.draft_tokens())
         }
 
 
 async def restart(
-    server: Server, tested: Server, options: Options, result: ArmResult, shown: Display
+    server: Server,
+    tested: Server,
+    options: RunOptions,
+    result: CheckResult,
+    shown: Display,
 ) -> str | None:
     """Restart `server` if there is a command for it.
 

@@ -13,24 +13,19 @@ from typing import Any, NamedTuple
 import orjson
 
 from sglang_exact import __version__
+from sglang_exact.client import facts as server_facts
+from sglang_exact.client.answer import Case, ServerInfo
+from sglang_exact.client.http import Failed
 from sglang_exact.verify import arms as arm_table
 from sglang_exact.verify import plan as planning
 from sglang_exact.verify import record
-from sglang_exact.verify import server as server_facts
 from sglang_exact.verify.arms import REFERENCE
-from sglang_exact.verify.client import Failed
-from sglang_exact.verify.fleet import Address, Fleet, connect
-from sglang_exact.verify.model import (
-    NOT_REACHED,
-    ArmResult,
-    Case,
-    Reference,
-    ServerInfo,
-)
+from sglang_exact.verify.fleet import Address, Servers, connect
+from sglang_exact.verify.model import NOT_REACHED, CheckResult, Reference
 from sglang_exact.verify.plan import Plan, Settings
 from sglang_exact.verify.reference import Display
 from sglang_exact.verify.replay import check_answers, given_reference
-from sglang_exact.verify.runner import Options, Runner
+from sglang_exact.verify.runner import Runner, RunOptions
 from sglang_exact.verify.summary import Run
 
 DisplayFactory = Callable[[int], AbstractContextManager[Display]]
@@ -41,7 +36,7 @@ class Inputs(NamedTuple):
 
     addresses: list[Address]
     settings: Settings
-    options: Options
+    options: RunOptions
     output: Path
     command: str
     reference_file: Path | None = None
@@ -137,11 +132,11 @@ def _every_server(
     return list({(info.label, info.url): info for info in found}.values())
 
 
-def _changed(fleet: Fleet) -> list[str]:
+def _changed(fleet: Servers) -> list[str]:
     return fleet.reference.changed if fleet.reference else []
 
 
-def _end(finished: str, fleet: Fleet, *, interrupted: bool) -> dict[str, Any]:
+def _end(finished: str, fleet: Servers, *, interrupted: bool) -> dict[str, Any]:
     """The last line of a record; with `changed` its answers are no reference."""
     row = {"finished": finished, "interrupted": interrupted}
     return {**row, "changed": _changed(fleet)} if _changed(fleet) else row
@@ -149,10 +144,10 @@ def _end(finished: str, fleet: Fleet, *, interrupted: bool) -> dict[str, Any]:
 
 def _options(
     inputs: Inputs,
-    fleet: Fleet,
+    fleet: Servers,
     given: record.Contents | None,
     servers: list[ServerInfo],
-) -> Options:
+) -> RunOptions:
     return inputs.options._replace(
         self_reference=given is None and fleet.reference is None,
         frozen_reference=given is not None,
@@ -221,7 +216,7 @@ def load_run(path: Path) -> Run:
     )
 
 
-def _all_arms(contents: record.Contents) -> list[ArmResult]:
+def _all_arms(contents: record.Contents) -> list[CheckResult]:
     """The arms of the record, and as "not reached" those that it should hold."""
     names = [str(name) for name in contents.header.get("arms") or ()]
     chosen = (
@@ -229,7 +224,9 @@ def _all_arms(contents: record.Contents) -> list[ArmResult]:
         if names
         else arm_table.of_suite(str(contents.header.get("suite")))
     )
-    missing = {arm.name: ArmResult(arm.name, arm.title, NOT_REACHED) for arm in chosen}
+    missing = {
+        arm.name: CheckResult(arm.name, arm.title, NOT_REACHED) for arm in chosen
+    }
     return list((missing | {r.name: r for r in contents.results}).values())
 
 
@@ -247,7 +244,7 @@ def _check_roles(inputs: Inputs, plan: Plan) -> None:
         )
 
 
-def _check_reference(fleet: Fleet) -> None:
+def _check_reference(fleet: Servers) -> None:
     reference = fleet.reference
     if reference is not None and reference.info.speculative():
         algorithm = reference.info.fields["speculative_algorithm"]
@@ -257,7 +254,7 @@ def _check_reference(fleet: Fleet) -> None:
         )
 
 
-def _plan(inputs: Inputs, fleet: Fleet, given: record.Contents | None) -> Plan:
+def _plan(inputs: Inputs, fleet: Servers, given: record.Contents | None) -> Plan:
     infos = [server.info for server in fleet.servers]
     needs_ids = inputs.by_ids or any(i.fields.get("skip_tokenizer_init") for i in infos)
     sizes = [i.vocab_size for i in infos if i.vocab_size is not None]
@@ -274,7 +271,7 @@ def _plan(inputs: Inputs, fleet: Fleet, given: record.Contents | None) -> Plan:
     return planning.build(inputs.settings, by_ids=needs_ids, vocab_size=vocab_size)
 
 
-def _header(inputs: Inputs, plan: Plan, fleet: Fleet) -> dict[str, Any]:
+def _header(inputs: Inputs, plan: Plan, fleet: Servers) -> dict[str, Any]:
     settings = inputs.settings
     return {
         "format": record.FORMAT,
@@ -312,7 +309,7 @@ def _shown(path: Path | None) -> str | None:
 
 
 def _resume(
-    inputs: Inputs, header: dict[str, Any], fleet: Fleet
+    inputs: Inputs, header: dict[str, Any], fleet: Servers
 ) -> record.Contents | None:
     if not inputs.resume or not record.is_begun(inputs.output):
         return None
@@ -353,7 +350,7 @@ def _missing(cases: dict[str, Case], references: dict[str, Any]) -> int:
 def _tokens(
     plan: Plan,
     references: dict[str, Any],
-    done: dict[str, ArmResult],
+    done: dict[str, CheckResult],
     given: record.Contents | None,
 ) -> int:
     total = 0 if given else _missing(plan.cases(), references)

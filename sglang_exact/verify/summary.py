@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from sglang_exact.verify import server as server_facts
+from sglang_exact.client import facts as server_facts
+from sglang_exact.client.answer import ServerInfo
+from sglang_exact.client.bits import show
 from sglang_exact.verify.arms import REFERENCE as REFERENCE_ROLE
 from sglang_exact.verify.arms import TESTED
-from sglang_exact.verify.bits import show
 from sglang_exact.verify.compare import differences
 from sglang_exact.verify.diagnose import Suspicion, diagnose
 from sglang_exact.verify.model import (
@@ -21,11 +22,10 @@ from sglang_exact.verify.model import (
     EQUAL,
     NOT_OFFERED,
     VERIFIED,
-    ArmResult,
+    CheckResult,
     Difference,
     Outcome,
     Reference,
-    ServerInfo,
 )
 
 EXIT = {"verified": 0, "divergence": 1, "not verified": 2, "interrupted": 130}
@@ -41,7 +41,7 @@ class Run:
     header: dict[str, Any]
     servers: list[ServerInfo]
     references: dict[str, Reference]
-    results: list[ArmResult]
+    results: list[CheckResult]
     probes: list[Outcome]
     interrupted: bool = False
     finished: str = ""
@@ -84,7 +84,7 @@ def looked_at(run: Run) -> bool:
     return any(_beyond_reference(r) for r in run.results if r.state == VERIFIED)
 
 
-def _beyond_reference(result: ArmResult) -> list[Outcome]:
+def _beyond_reference(result: CheckResult) -> list[Outcome]:
     return [o for o in result.outcomes if o.server != REFERENCE_ROLE]
 
 
@@ -135,7 +135,7 @@ def acceptance(outcomes: Iterable[Outcome]) -> dict[str, Any] | None:
         return None
     steps = sum(o.counters.verify or 0 for o in counted)
     ratios = [o.tokens / (o.counters.verify or 1) for o in counted]
-    width = max((o.counters.width() or 0 for o in counted), default=0)
+    width = max((o.counters.draft_tokens() or 0 for o in counted), default=0)
     histogram = [0] * max((len(o.counters.histogram) for o in counted), default=0)
     for o in counted:
         for place, value in enumerate(o.counters.histogram):
@@ -185,7 +185,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + rest
 
 
-def arm_row(run: Run, result: ArmResult) -> dict[str, Any]:
+def arm_row(run: Run, result: CheckResult) -> dict[str, Any]:
     """The figures of one arm."""
     compared, equal = counts(result.outcomes)
     suspicion = run.suspicions.get(result.name)

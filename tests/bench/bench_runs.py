@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,7 +90,18 @@ def against(
     stop_when: Any = None,
     **env: str,
 ) -> tuple[int, str, str]:
-    """`call` with fake servers that are up meanwhile, each given as --server."""
+    """`call` with fake servers that are up meanwhile, each given as --server.
+
+    What an earlier call of the test measured is put away, unless this one resumes: a
+    record is not written over.
+    """
+    if "--output-file" in args and "--resume" not in args:
+        earlier = cwd / args[args.index("--output-file") + 1]
+        for path in cwd.glob(f"{earlier.stem}.*"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.suffix in (".json", ".jsonl"):
+                path.unlink()
 
     async def go() -> tuple[int, str, str]:
         async with AsyncExitStack() as stack:

@@ -12,10 +12,11 @@ from bench_runs import against, record, write_ids
 from bench_server import CHAT, BenchServer
 from fake_server import Lies
 
-from sglang_exact.bench import accept_table, published
-from sglang_exact.bench.answers import AnswerFile
+from sglang_exact.bench.accept import published
+from sglang_exact.bench.accept import tables as accept_table
+from sglang_exact.bench.accept.answers import AnswerFile
 from sglang_exact.bench.run import BenchRun, RunError
-from sglang_exact.verify.model import Sample
+from sglang_exact.client.answer import Sample
 
 SMALL = ("--num-prompts", "3", "--max-new-tokens", "16", "--output-file", "run.json")
 

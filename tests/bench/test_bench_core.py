@@ -16,11 +16,23 @@ from bench_runs import against, record, write_ids
 from bench_server import BenchServer
 from fake_server import Lies
 
-from sglang_exact.bench import drive, exactness, provenance, servers, stats, tables
-from sglang_exact.bench.drive import Answer, BenchClient, CannotRun, Request
+from sglang_exact.bench import command as bench_shared
+from sglang_exact.bench import drive, exactness, provenance, servers, stats
+from sglang_exact.bench.drive import CannotRun
+from sglang_exact.bench.prompts import ids_of_text
 from sglang_exact.bench.run import BenchRun, Recorder, RunError, load, save
-from sglang_exact.cli import bench, bench_shared
-from sglang_exact.verify.model import Counters, Sample
+from sglang_exact.bench.verbs import BY_NAME, VERBS
+from sglang_exact.cli.bench import bench
+from sglang_exact.client.answer import (
+    STREAMED,
+    WITH_LOGPROBS,
+    Answer,
+    Counters,
+    Request,
+    Sample,
+)
+from sglang_exact.client.http import Client
+from sglang_exact.view import tables
 
 KEY = "tOp-s3cret-key"
 
@@ -184,7 +196,7 @@ def ask(server: BenchServer, work: Any) -> Any:
     """`work(client)` against one fake server."""
 
     async def go() -> Any:
-        async with server, BenchClient(server.url, key=server.api_key) as client:
+        async with server, Client(server.url, key=server.api_key) as client:
             return await work(client)
 
     return asyncio.run(go())
@@ -229,34 +241,35 @@ def test_some_failures_are_counted_not_fatal() -> None:
 def test_streamed_answers_carry_arrival_times(incremental: bool) -> None:
     server = BenchServer(step_s=0.002, incremental=incremental)
     request = requests(1, 30)[0]
-    answer = ask(server, lambda c: c.ask(request, drive.STREAMED))
-    assert answer.arrivals[0][0] == 1 and answer.arrivals[-1][0] == 30
-    times = [at for _, at in answer.arrivals]
-    assert times == sorted(times) and len(times) == answer.sample.counters.verify + 1
+    answer = ask(server, lambda c: c.ask(request, STREAMED))
+    found = answer.sample
+    assert found.arrivals[0][0] == 1 and found.arrivals[-1][0] == 30
+    times = [at for _, at in found.arrivals]
+    assert times == sorted(times) and len(times) == found.counters.verify + 1
     span = times[-1] - times[0]
-    assert answer.decode_tok_s == pytest.approx(29 / span)
-    assert answer.began < times[0] <= answer.ended
+    assert found.decode_tok_s == pytest.approx(29 / span)
+    assert 0 < times[0] <= times[-1] <= found.latency_s
 
 
 def test_speed_needs_two_arrivals() -> None:
-    once = Answer("r", sample((1, 2)), began=1.0, ended=2.0, arrivals=((2, 1.5),))
+    once = Sample((1, 2), arrivals=((2, 0.5),))
     # All in one piece: that is the time of the whole answer, not of a first token.
     assert once.ttft_s is None and once.decode_tok_s is None
-    one = Answer("r", sample((1,)), began=1.0, ended=2.0, arrivals=((1, 1.5),))
+    one = Sample((1,), arrivals=((1, 0.5),))
     assert one.ttft_s == 0.5
-    twice = Answer("r", None, began=1.0, arrivals=((3, 2.0), (13, 4.0)))
+    twice = Sample((1,) * 13, arrivals=((3, 1.0), (13, 3.0)))
     assert twice.ttft_s == 1.0 and twice.decode_tok_s == 5.0
 
 
 def test_conversations_and_texts_have_ids() -> None:
     talk = Request("r", 8, messages=({"role": "user", "content": "hi"},))
-    answer = ask(BenchServer(), lambda c: c.ask(talk, drive.WITH_LOGPROBS))
+    answer = ask(BenchServer(), lambda c: c.ask(talk, WITH_LOGPROBS))
     assert len(answer.sample.ids) == len(answer.sample.logprobs)
     missing = BenchServer(lies=Lies({"no-token-ids"}))
     answer = ask(missing, lambda c: c.ask(talk))
     assert "no response_token_ids" in answer.error
     text = "some text"
-    assert ask(BenchServer(), lambda c: c.prompt_ids(text)) == tuple(text.encode())
+    assert ask(BenchServer(), lambda c: ids_of_text(c, text)) == tuple(text.encode())
 
 
 def test_thinking_and_lengths_are_sent() -> None:
@@ -331,12 +344,12 @@ def test_statuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"interrupted; what was measured is in {kept}" in capsys.readouterr().err
 
 
-def test_a_command_without_its_module_is_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(bench, "VERBS", ("accept", "not-there"))
-    found = [command.name for command in bench._application().registered_commands]
-    assert found == ["accept"]
+def test_a_verb_is_one_record() -> None:
+    """Command line, report and help go over one list."""
+    found = {c.name: c.callback for c in bench.registered_commands}
+    assert found.pop("report") is not None
+    assert found == {verb.name: verb.command for verb in VERBS}
+    assert len(BY_NAME) == len(VERBS) and all(v.title and v.plots for v in VERBS)
 
 
 def test_tables_show_cells_as_they_are() -> None:

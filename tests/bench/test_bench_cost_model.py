@@ -10,9 +10,12 @@ import bench_records as records
 import pytest
 from bench_runs import command, record
 
-from sglang_exact.bench import cost_model, cost_model_inputs, memory, report_runs
-from sglang_exact.bench.cost_model import Limit, Model, Step
+from sglang_exact.bench import runs as report_runs
+from sglang_exact.bench.cost_model import inputs as cost_model_inputs
+from sglang_exact.bench.cost_model import model as cost_model
+from sglang_exact.bench.cost_model.model import Limit, Model, Step
 from sglang_exact.bench.drive import CannotRun
+from sglang_exact.bench.memory import measure as memory
 
 LIMIT = Limit(4.8e12, 50 * 2**30, "given")
 

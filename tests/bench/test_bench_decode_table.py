@@ -13,10 +13,12 @@ from bench_runs import against, record
 from bench_server import BenchServer
 from fake_server import Lies
 
-from sglang_exact.bench import decode_table, prompts
-from sglang_exact.bench.drive import BenchClient, CannotRun
+from sglang_exact.bench import prompts
+from sglang_exact.bench.decode_table import measure as decode_table
+from sglang_exact.bench.drive import CannotRun
 from sglang_exact.bench.servers import Served
-from sglang_exact.verify.model import ServerInfo
+from sglang_exact.client.answer import ServerInfo
+from sglang_exact.client.http import Client
 
 SMALL = (
     *("--prompt-lengths", "16,300", "--rounds", "3", "--max-new-tokens", "20"),
@@ -196,7 +198,7 @@ def test_an_interrupted_run_keeps_its_rounds(tmp_path: Path) -> None:
 
 def served(vocab_size: int | None, **fields: Any) -> Served:
     info = ServerInfo("s", "http://h:1", fields, {}, vocab_size, "id")
-    return Served("s", BenchClient("http://h:1"), info)
+    return Served("s", Client("http://h:1"), info)
 
 
 def test_prompts_of_a_server_without_a_tokenizer() -> None:

@@ -15,11 +15,14 @@ from bench_runs import against, call, record
 from bench_server import BenchServer
 from fake_server import Lies
 
-from sglang_exact.bench import launch, leaderboard, leaderboard_table, plotting
 from sglang_exact.bench.drive import CannotRun
+from sglang_exact.bench.leaderboard import launch
+from sglang_exact.bench.leaderboard import measure as leaderboard
+from sglang_exact.bench.leaderboard import tables as leaderboard_table
+from sglang_exact.bench.leaderboard.run_log import Line, RunLog
 from sglang_exact.bench.run import BenchRun
-from sglang_exact.bench.run_log import Line, RunLog
 from sglang_exact.bench.servers import Address
+from sglang_exact.view import files as plotting
 
 PROGRAM = Path(__file__).with_name("launched_server.py")
 SMALL = ("--runs", "2", "--max-new-tokens", "24", "--csv", "lb.csv")

@@ -14,21 +14,21 @@ from bench_runs import against, record, write_ids
 from bench_server import BenchServer
 from fake_server import Lies
 
-from sglang_exact.bench import (
-    accept_table,
-    drive,
-    exactness,
-    leaderboard,
-    provenance,
-    quality_table,
-    run,
-    servers,
-    stats,
-)
-from sglang_exact.bench.drive import Answer, BenchClient, CannotRun, Request, shorter
+from sglang_exact.bench import drive, exactness, provenance, run, servers, stats
+from sglang_exact.bench.accept import tables as accept_table
+from sglang_exact.bench.drive import CannotRun, shorter
+from sglang_exact.bench.leaderboard import measure as leaderboard
+from sglang_exact.bench.leaderboard.run_log import RunLog
+from sglang_exact.bench.quality import tables as quality_table
 from sglang_exact.bench.run import BenchRun, RunError
-from sglang_exact.bench.run_log import RunLog
-from sglang_exact.verify.model import Counters, Sample
+from sglang_exact.client.answer import (
+    STREAMED,
+    Answer,
+    Counters,
+    Request,
+    Sample,
+)
+from sglang_exact.client.http import Client
 
 GPU = {"name": "NVIDIA H200", "driver_version": "580.1"}
 OTHER_GPU = {"name": "NVIDIA L40S", "driver_version": "580.1"}
@@ -179,7 +179,7 @@ def test_a_server_that_is_lost_costs_itself_alone(tmp_path: Path) -> None:
 
 def ask(server: Any, work: Any) -> Any:
     async def go() -> Any:
-        async with server, BenchClient(server.url, timeout=5) as client:
+        async with server, Client(server.url, timeout=5) as client:
             return await work(client)
 
     return asyncio.run(go())
@@ -196,7 +196,7 @@ def test_a_redirect_is_not_another_server() -> None:
 
     async def go(follow: bool) -> tuple[Answer, int]:
         other, moved = BenchServer(), Moved()
-        async with other, moved, BenchClient(moved.url) as client:
+        async with other, moved, Client(moved.url) as client:
             moved.target = other.url if follow else ""
             answer = await client.ask(Request("r", 4, ids=(1, 2)))
             return answer, len(other.calls)
@@ -207,29 +207,29 @@ def test_a_redirect_is_not_another_server() -> None:
 
 
 def test_a_line_without_end_is_one_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglang_exact.verify.client.READ_BUFFER", 512)
+    monkeypatch.setattr("sglang_exact.client.http.READ_BUFFER", 512)
     long = Request("r", 4000, ids=(1, 2), ignore_eos=True)
-    answer = ask(BenchServer(), lambda c: c.ask(long, drive.STREAMED))
+    answer = ask(BenchServer(), lambda c: c.ask(long, STREAMED))
     assert answer.sample is None and "LineTooLong" in answer.error
     short = Request("r", 4, ids=(1, 2), ignore_eos=True)
-    assert ask(BenchServer(), lambda c: c.ask(short, drive.STREAMED)).sample
+    assert ask(BenchServer(), lambda c: c.ask(short, STREAMED)).sample
 
 
 def test_a_stream_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request("r", 8, ids=(1, 2), ignore_eos=True)
-    assert ask(BenchServer(), lambda c: c.ask(request, drive.STREAMED)).sample
+    assert ask(BenchServer(), lambda c: c.ask(request, STREAMED)).sample
     monkeypatch.setattr(drive, "MAX_STREAM", 100)
-    answer = ask(BenchServer(), lambda c: c.ask(request, drive.STREAMED))
+    answer = ask(BenchServer(), lambda c: c.ask(request, STREAMED))
     assert answer.sample is None and "longer than 100 bytes" in answer.error
 
 
 def test_no_time_to_a_first_token_without_one() -> None:
     request = Request("r", 8, ids=(1, 2), ignore_eos=True)
     whole = BenchServer(lies=Lies({"one-piece"}))
-    answer = ask(whole, lambda c: c.ask(request, drive.STREAMED))
-    assert answer.sample is not None and answer.ttft_s is None
-    answer = ask(BenchServer(), lambda c: c.ask(request, drive.STREAMED))
-    assert answer.ttft_s is not None and answer.decode_tok_s is not None
+    answer = ask(whole, lambda c: c.ask(request, STREAMED))
+    assert answer.sample is not None and answer.sample.ttft_s is None
+    answer = ask(BenchServer(), lambda c: c.ask(request, STREAMED))
+    assert answer.sample.ttft_s is not None and answer.sample.decode_tok_s is not None
 
 
 def test_a_short_answer_has_another_length() -> None:
@@ -283,9 +283,7 @@ def test_runs_of_another_gpu_are_refused(tmp_path: Path) -> None:
     there = provenance.machine({"gpu": [OTHER_GPU]})
     assert here and plan.setup((1, 2), here) != plan.setup((1, 2), there)
     log = RunLog(tmp_path / "runs.csv")
-    line = leaderboard._line(
-        "plain", 0, 1, Answer("r", Sample((1,)), ended=1.0), Sample((1,))
-    )
+    line = leaderboard._line("plain", 0, 1, Sample((1,), latency_s=1.0))
     log.append(line._replace(setup_sha256=plan.setup((1, 2), here)))
     log.check(plan.setup((1, 2), here))
     with pytest.raises(CannotRun, match="another GPU"):

@@ -12,8 +12,9 @@ import pytest
 from bench_runs import against, record
 from bench_server import BenchServer
 
-from sglang_exact.bench import memory
-from sglang_exact.bench.memory import NoNvml
+from sglang_exact.bench.memory import measure as memory
+from sglang_exact.bench.memory import tables as memory_tables
+from sglang_exact.bench.memory.measure import NoNvml
 
 PLAIN = {
     "weight": 50.25,
@@ -48,7 +49,7 @@ def test_plain_against_speculative(tmp_path: Path) -> None:
     rows = {row["server"]: row for row in run["rows"]}
     assert rows["plain"]["weight_gib"] == 50.25 and rows["plain"]["graph_gib"] == 1.25
     assert rows["plain"]["plain"] and not rows["spec"]["plain"]
-    (apart,) = memory.overheads(run["rows"])
+    (apart,) = memory_tables.overheads(run["rows"])
     assert (apart["kv_gib"], apart["kv_tokens"]) == (-6.0, 557056 - 655360)
     assert apart["kv_tokens_share"] == 0.85
     assert "85.0% of the tokens of plain" in out
@@ -149,17 +150,17 @@ def test_draft_is_what_nobody_names(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     plain, spec = made
     assert plain["not_named_gib"] == 100 - (50.25 + 40 + 1.25)
-    (apart,) = memory.overheads(made)
+    (apart,) = memory_tables.overheads(made)
     assert apart["not_named_gib"] == pytest.approx(5.75)
     assert apart["draft_gib"] == pytest.approx(5.75 + 1.25)
-    assert memory.overheads([spec]) == []
+    assert memory_tables.overheads([spec]) == []
     # Another plain server has no drafter, and is no base unless it is named as one.
     stock = {**plain, "server": "stock", "plain": False, "speculative": False}
-    (apart,) = memory.overheads([plain, stock])
+    (apart,) = memory_tables.overheads([plain, stock])
     assert apart["draft_gib"] is None and apart["base"] == "plain"
     stock = {**stock, "plain": True, "not_named_gib": 2.0}
     both = [plain, stock, {**spec, "base": "stock"}]
-    (apart,) = memory.overheads(both)
+    (apart,) = memory_tables.overheads(both)
     assert apart["base"] == "stock"
     assert apart["not_named_gib"] == pytest.approx(spec["not_named_gib"] - 2.0)
 

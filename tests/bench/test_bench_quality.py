@@ -15,9 +15,16 @@ from bench_runs import against, record
 from bench_server import BenchServer
 from fake_server import Lies
 
-from sglang_exact.bench import grading, quality
 from sglang_exact.bench.datasets import DataError
-from sglang_exact.bench.grading import CORRECT, NOT_GRADED, WRONG, Grader, GraderMissing
+from sglang_exact.bench.quality import grading
+from sglang_exact.bench.quality import measure as quality
+from sglang_exact.bench.quality.grading import (
+    CORRECT,
+    NOT_GRADED,
+    WRONG,
+    Grader,
+    GraderMissing,
+)
 
 PROBLEMS = [
     {"problem": "one half plus one quarter", "answer": "\\frac{3}{4}", "subject": "N"},

@@ -17,9 +17,11 @@ import pytest
 from bench_records import EVIL
 from bench_runs import command
 
-from sglang_exact.bench import report, report_plots, report_runs
+from sglang_exact.bench import runs as report_runs
+from sglang_exact.bench.report import build as report
 from sglang_exact.bench.run import BenchRun
-from sglang_exact.bench.tables import TableData
+from sglang_exact.view import charts as report_plots
+from sglang_exact.view.tables import TableData
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "headless_shell")
 

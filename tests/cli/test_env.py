@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from sglang_exact import __version__, host, patching
-from sglang_exact.cli import env, machine
+from sglang_exact.cli import env
+from sglang_exact.client import machine
 
 
 def collected(**environ: str) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from sglang_exact import compat, hooks, host, launch_server
-from sglang_exact.cli import doctor, machine
+from sglang_exact.cli import doctor
+from sglang_exact.client import machine
 from sglang_exact.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]

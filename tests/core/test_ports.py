@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_exact import ports
+from sglang_exact.client import process as ports
 
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 

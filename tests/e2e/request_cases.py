@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from traffic import prompt
 
-from sglang_exact.rehearsal.client import Completion, float32_bits
+from sglang_exact.client.bits import float32_bits
+from sglang_exact.client.blocking import Completion
 from sglang_exact.rehearsal.server import Server
 from sglang_exact.rehearsal.tokenizer import piece
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from sglang_exact.client.blocking import Completion
 from sglang_exact.rehearsal import oracle
-from sglang_exact.rehearsal.client import Completion
 from sglang_exact.rehearsal.drafters import DRAFT_KINDS
 from sglang_exact.rehearsal.environment import environment
 from tools.proof.arms import Arm

@@ -34,8 +34,8 @@ from request_cases import (
 )
 from traffic import bits, outcome, prompt
 
+from sglang_exact.client.blocking import Completion
 from sglang_exact.rehearsal import models, oracle, tokenizer
-from sglang_exact.rehearsal.client import Completion
 from sglang_exact.rehearsal.drafters import DRAFTERS
 from sglang_exact.rehearsal.server import Server, draft_flags
 from tools.proof import arms as proof_arms
@@ -175,7 +175,7 @@ def test_speculation_equals_plain(
     found = ask_all(spec, MANY, [prompt_of(case) for case in MANY])
     for case, completion in zip(MANY, found, strict=True):
         assert answer(completion) == expected[case.name], case.name
-    fast = {c.name: f.accept_length for c, f in zip(MANY, found, strict=True)}
+    fast = {c.name: f.acceptance_length for c, f in zip(MANY, found, strict=True)}
     assert all(fast[name] > 1.2 for name in ("greedy", "bias", "seeded", "top_p"))
     serial = ("frequency", "presence", "repetition", "grammar", "processor")
     assert all(fast[name] <= TOKENS / (TOKENS - 1) for name in serial)

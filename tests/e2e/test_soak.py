@@ -27,8 +27,8 @@ from request_cases import OverlapServer, TextServer, follow
 from traffic import outcome, prompt, small_models
 
 from sglang_exact import host
+from sglang_exact.client.blocking import Completion
 from sglang_exact.rehearsal import oracle, tokenizer
-from sglang_exact.rehearsal.client import Completion
 from sglang_exact.rehearsal.server import Server, draft_flags
 from tools.proof import arms as proof_arms
 
@@ -429,7 +429,7 @@ def _report(
         "tokens_per_verify": round(
             sum(len(a.ids) for a in ended) / max(verifies, 1), 2
         ),
-        "drafts_kept": any((a.accept_length or 0) > 1.5 for a in done),
+        "drafts_kept": any((a.acceptance_length or 0) > 1.5 for a in done),
         "kinds": dict(Counter(r.kind for r in requests)),
         # With what was returned: a wrong answer may be rare.
         "wrong": [

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from sglang_exact.client.blocking import Completion, completion_of
 from sglang_exact.rehearsal import models, tokenizer
-from sglang_exact.rehearsal.client import Completion, completion_of
 from sglang_exact.rehearsal.server import Server
 
 Bits = tuple[tuple[int, ...], tuple[int, ...]]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sglang_exact.rehearsal.client import Completion
+from sglang_exact.client.blocking import Completion
 from tools.proof import demo, matrix, options
 from tools.proof.arms import Arm
 from tools.proof.matrix import is_equal, judge, tallied

@@ -40,7 +40,7 @@ def test_stock_verify_accepts_and_differs(tiny_models: Path, tmp_path: Path) -> 
         oracle.write_plan(plan, 0.0, pairs)
         rejected = speculative.generate(PROMPTS[0], TOKENS)
 
-    assert max(c.accept_length for c in kept) > 2.0
+    assert max(c.acceptance_length for c in kept) > 2.0
     # One token from prefill, then one from each verify.
     assert rejected.spec_verify_ct == TOKENS - 1
     assert all(c.spec_verify_ct == 0 for c in known)

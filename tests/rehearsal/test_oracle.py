@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sglang_exact.bench import cost_model
+from sglang_exact.bench.cost_model import model as cost_model
 from sglang_exact.rehearsal import oracle as subject
 from tools.proof import speed_stages as bench_stages
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from sglang_exact import hooks  # noqa: E402
-from sglang_exact.rehearsal.client import Completion  # noqa: E402
+from sglang_exact.client.blocking import Completion  # noqa: E402
 from tools.proof import arms as proof_arms  # noqa: E402
 from tools.proof import bits as script  # noqa: E402
 from tools.proof.arms import Arm, Phase, Sizes  # noqa: E402

@@ -11,14 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sglang_exact.rehearsal import client, launch_server, server
+from sglang_exact.client import blocking as client
+from sglang_exact.client.bits import float32_bits
+from sglang_exact.rehearsal import launch_server, server
 
 
 def test_float32_bits_keep_every_bit() -> None:
     values = np.random.RandomState(0).standard_normal(1000).astype(np.float32)
-    bits = [client.float32_bits(float(v)) for v in values]
-    assert bits == values.view(np.int32).tolist()
-    assert client.float32_bits(0.0) != client.float32_bits(-0.0)
+    bits = [float32_bits(float(v)) for v in values]
+    assert bits == values.view(np.uint32).tolist()
+    assert float32_bits(0.0) != float32_bits(-0.0)
 
 
 def _answer(**meta: object) -> dict[str, object]:
@@ -32,15 +34,23 @@ def test_completion_of_a_speculative_answer() -> None:
         _answer(spec_verify_ct=2, output_token_logprobs=logprobs)
     )
     assert completion.ids == (1, 2)
-    assert completion.logprobs == (client.float32_bits(-0.5), client.float32_bits(-1.0))
-    assert completion.accept_length == 3.0
+    assert completion.logprobs == (float32_bits(-0.5), float32_bits(-1.0))
+    assert completion.acceptance_length == 3.0
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("-inf")])
+def test_a_logprob_that_is_not_finite_is_no_answer(value: float | None) -> None:
+    """Two of them would be equal without proving anything."""
+    logprobs = [[-0.5, 1, None], [value, 2, None]]
+    with pytest.raises(RuntimeError, match="not finite at token 1"):
+        client.completion_of(_answer(output_token_logprobs=logprobs))
 
 
 def test_completion_of_a_plain_answer() -> None:
     completion = client.completion_of(_answer())
     assert completion.logprobs == ()
     assert completion.spec_verify_ct == 0
-    assert completion.accept_length is None
+    assert completion.acceptance_length is None
 
 
 def test_modes_and_flags() -> None:

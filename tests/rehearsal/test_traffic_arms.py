@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from sglang_exact.rehearsal.client import Completion  # noqa: E402
+from sglang_exact.client.blocking import Completion  # noqa: E402
 from tools.proof import traffic, traffic_arms, traffic_asker  # noqa: E402
 from tools.proof.arms import Arm  # noqa: E402
 

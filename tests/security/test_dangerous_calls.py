@@ -71,7 +71,7 @@ ALLOWED = {
     ("sglang_exact/rehearsal/import_hook.py", "compile()"): (
         "source of the installed host, in a rehearsal"
     ),
-    ("sglang_exact/ports.py", ".bind()"): "asks for a free port",
+    ("sglang_exact/client/process.py", ".bind()"): "asks for a free port",
     ("sglang_exact/verify/runner.py", "asyncio.create_subprocess_shell()"): (
         "--restart-command of the person who runs it"
     ),

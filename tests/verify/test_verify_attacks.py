@@ -18,10 +18,11 @@ from test_verify_cli import KEY
 from test_verify_wire import answer
 from verify_runs import PATIENT, against, inputs, reasons, settings, silent, states
 
-from sglang_exact.verify import client, record, session, summary
+from sglang_exact.client import http as client
+from sglang_exact.client.wire import BadAnswer, parse_answer
+from sglang_exact.verify import record, session, summary
 from sglang_exact.verify.arms import REFERENCE, TESTED
 from sglang_exact.verify.fleet import Address
-from sglang_exact.verify.wire import BadAnswer, parse_answer
 
 BOMB = gzip.compress(b" " * 50_000_000)
 RAW = {

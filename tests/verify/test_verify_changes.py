@@ -13,9 +13,10 @@ from fake_server import FakeServer, Lies
 from test_verify_cli import KEY
 from verify_runs import PATIENT, against, inputs, reasons, settings, silent, states
 
-from sglang_exact.verify import record, server, session, summary
-from sglang_exact.verify.client import Client
-from sglang_exact.verify.model import ServerInfo
+from sglang_exact.client import facts as server
+from sglang_exact.client.answer import ServerInfo
+from sglang_exact.client.http import Client
+from sglang_exact.verify import record, session, summary
 
 PLAN = settings("speculation,streaming")
 OFF = {"test_settings": {"disabled_hooks": ["stop"]}}

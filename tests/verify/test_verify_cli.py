@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from fake_server import FakeServer, Lies
 
-from sglang_exact.cli.verify import command_line
+from sglang_exact.verify.command import command_line
 
 KEY = "tOp-s3cret-key"
 SMALL = ("--arms", "speculation", "--num-prompts", "2", "--max-new-tokens", "10")

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_exact.verify.bits import bits_to_float, float32_bits, ulp_distance
+from sglang_exact.client.answer import Sample
+from sglang_exact.client.bits import bits_to_float, float32_bits, ulp_distance
+from sglang_exact.client.wire import sort_top
 from sglang_exact.verify.compare import compare, differences, top_equal
-from sglang_exact.verify.model import Sample
-from sglang_exact.verify.wire import sort_top
 
 
 def bits(value: float) -> int:

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from sglang_exact.verify import console
-from sglang_exact.verify.bits import float32_bits
+from sglang_exact.client.answer import Counters, Sample
+from sglang_exact.client.bits import float32_bits
 from sglang_exact.verify.compare import compare
 from sglang_exact.verify.diagnose import (
     REFERENCE_AGAIN,
@@ -20,15 +20,8 @@ from sglang_exact.verify.diagnose import (
     diagnose,
     step_of,
 )
-from sglang_exact.verify.model import (
-    DIFFERENT,
-    EQUAL,
-    ArmResult,
-    Counters,
-    Outcome,
-    Reference,
-    Sample,
-)
+from sglang_exact.verify.model import DIFFERENT, EQUAL, CheckResult, Outcome, Reference
+from sglang_exact.view import console
 
 LENGTH = 20
 PLAIN = Sample(
@@ -73,9 +66,9 @@ def suspect(
     sample: Sample,
     arm: str = "speculation",
     probes: tuple[Outcome, ...] = (),
-    others: tuple[ArmResult, ...] = (),
+    others: tuple[CheckResult, ...] = (),
 ) -> Suspicion:
-    result = ArmResult(arm, arm, "diverged", outcomes=[outcome(arm, sample)])
+    result = CheckResult(arm, arm, "diverged", outcomes=[outcome(arm, sample)])
     found = diagnose(result, REFERENCES, list(probes), [result, *others])
     assert found is not None
     return found
@@ -114,7 +107,7 @@ def test_pieces_that_are_no_steps_say_nothing() -> None:
 
 def test_moving_with_the_width_is_the_state() -> None:
     bad, other = off_from(3, 1e-5), off_from(9, 1e-5)
-    wide = ArmResult(
+    wide = CheckResult(
         "widths", "", "diverged", outcomes=[outcome("widths", other, width=8)]
     )
     found = suspect(bad, others=(wide,))
@@ -141,7 +134,7 @@ def test_other_choice_from_equal_lists_is_the_sampler(temperature: float) -> Non
     ids = (*PLAIN.ids[:5], 99, *PLAIN.ids[6:])
     values = (*PLAIN.logprobs[:5], float32_bits(-1.25), *PLAIN.logprobs[6:])
     other = replace(PLAIN, ids=ids, logprobs=values)
-    result = ArmResult("seeds", "", "diverged", outcomes=[outcome("seeds", other)])
+    result = CheckResult("seeds", "", "diverged", outcomes=[outcome("seeds", other)])
     known = {"c": replace(REFERENCES["c"], params={"temperature": temperature})}
     found = diagnose(result, known, [], [result])
     assert found is not None
@@ -152,7 +145,7 @@ def test_other_choice_from_equal_lists_is_the_sampler(temperature: float) -> Non
 
 
 def test_no_difference_no_suspicion() -> None:
-    result = ArmResult(
+    result = CheckResult(
         "speculation", "", "verified", outcomes=[outcome("speculation", PLAIN)]
     )
     assert diagnose(result, REFERENCES, [], [result]) is None

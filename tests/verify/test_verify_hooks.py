@@ -31,10 +31,10 @@ from hook_controls import (
 )
 from verify_runs import inputs, reasons, silent, states
 
+from sglang_exact.client.answer import ServerInfo
+from sglang_exact.client.facts import hooks_off
 from sglang_exact.verify import session, summary
 from sglang_exact.verify.evidence_row import evidence_row
-from sglang_exact.verify.model import ServerInfo
-from sglang_exact.verify.server import hooks_off
 
 DISABLE = "SGLANG_EXACT_TEST_DISABLE_HOOKS"
 SHOWN = [n for n, c in CONTROLS.items() if c.ends in (DIVERGED, COULD_NOT_RUN)]

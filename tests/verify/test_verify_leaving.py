@@ -19,10 +19,11 @@ from test_verify_cli import KEY, SMALL, call
 from typer.testing import CliRunner
 from verify_runs import against
 
-from sglang_exact.cli import application, verify_out
-from sglang_exact.cli.verify import command_line
+from sglang_exact.cli import application
+from sglang_exact.client.http import redact_url
+from sglang_exact.verify import output as verify_out
 from sglang_exact.verify import report as reporting
-from sglang_exact.verify.client import redact_url
+from sglang_exact.verify.command import command_line
 
 
 def shell(

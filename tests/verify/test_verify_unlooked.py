@@ -18,9 +18,10 @@ from aiohttp import web
 from fake_server import FakeServer, Lies
 from verify_runs import FAST, against, inputs, lie, reasons, settings, silent, states
 
+from sglang_exact.client.answer import Counters, ServerInfo
 from sglang_exact.verify import session, summary
-from sglang_exact.verify.liveness_counters import contradiction, counted
-from sglang_exact.verify.model import Counters, Outcome, ServerInfo
+from sglang_exact.verify.counters import contradiction, counted
+from sglang_exact.verify.model import Outcome
 
 
 class ShortLists(FakeServer):

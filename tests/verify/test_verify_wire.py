@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_exact.verify import server
-from sglang_exact.verify.client import Client, redact_url
-from sglang_exact.verify.wire import (
+from sglang_exact.client import facts as server
+from sglang_exact.client.http import Client, redact_url
+from sglang_exact.client.wire import (
     BadAnswer,
     StreamReader,
     clean,

@@ -12,12 +12,12 @@ from fake_server import FakeServer, Lies
 
 from sglang_exact.verify import session, summary
 from sglang_exact.verify.arms import REFERENCE, TESTED
-from sglang_exact.verify.console import Silent
 from sglang_exact.verify.fleet import Address
 from sglang_exact.verify.plan import Settings
-from sglang_exact.verify.runner import Options
+from sglang_exact.verify.runner import RunOptions
+from sglang_exact.view.console import Silent
 
-FAST = Options(reconnect_s=0.3, restart_timeout_s=5)
+FAST = RunOptions(reconnect_s=0.3, restart_timeout_s=5)
 # For servers that do return, however busy the machine is.
 PATIENT = FAST._replace(reconnect_s=60)
 

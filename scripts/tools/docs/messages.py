@@ -39,7 +39,7 @@ SECTIONS = {
         "sglang_exact/hooks/rank",
         "sglang_exact/hooks/reservation",
     ),
-    "messages-doctor": ("sglang_exact/cli/doctor", "sglang_exact/cli/machine"),
+    "messages-doctor": ("sglang_exact/cli/doctor", "sglang_exact/client/machine"),
     "messages-selftest": ("sglang_exact/selftest",),
     "messages-requests": ("sglang_exact/hooks/requests",),
     "messages-running": (
@@ -50,8 +50,12 @@ SECTIONS = {
     "messages-step": ("sglang_exact/hooks",),
     "messages-kernels": ("kernels/", "sglang_exact/hooks/small_m_gemm"),
     "messages-headers": ("sglang_exact/patching",),
-    "messages-verify": ("sglang_exact/verify", "sglang_exact/cli/verify"),
-    "messages-arms": ("sglang_exact/verify/liveness",),
+    "messages-verify": (
+        "sglang_exact/verify",
+        "sglang_exact/client",
+        "sglang_exact/view",
+    ),
+    "messages-arms": ("sglang_exact/verify/claims", "sglang_exact/verify/counters"),
     "messages-bench": ("sglang_exact/bench", "sglang_exact/cli/bench"),
     "messages-rehearsal": ("sglang_exact/rehearsal", "scripts/tools/proof"),
     "messages-docker": ("docker/",),
@@ -68,10 +72,12 @@ NAMES = ("message", "down", "unstable")
 # Where a function returns reasons as texts, whatever it is called.
 RETURNED = (
     "sglang_exact/verify/",
-    "sglang_exact/cli/bench_memory",
-    "sglang_exact/bench/cost_model_inputs",
-    "sglang_exact/bench/launch",
+    "sglang_exact/client/",
+    "sglang_exact/bench/memory/command",
+    "sglang_exact/bench/cost_model/inputs",
+    "sglang_exact/bench/leaderboard/launch",
 )
+DOCTOR = "sglang_exact/cli/doctor"
 ENOUGH_LETTERS = 10
 ENOUGH_WORDS = 4
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -214,7 +220,7 @@ class Reader(ast.NodeVisitor):
                 Message(self.source, *(self.text(x) for x in node.args))
             )
             return
-        if name == "Check" and len(node.args) > 3:
+        if name == "Check" and self.source.startswith(DOCTOR) and len(node.args) > 3:
             self.check(*node.args[1:4])
             return
         if isinstance(node.func, ast.Attribute) and _is(node.func.value, "re"):

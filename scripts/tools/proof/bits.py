@@ -26,8 +26,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from sglang_exact.client.blocking import Completion
 from sglang_exact.rehearsal import oracle
-from sglang_exact.rehearsal.client import Completion
 from sglang_exact.rehearsal.server import Server
 from tools import SCRIPTS
 from tools.proof import arms as proof_arms

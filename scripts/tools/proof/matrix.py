@@ -22,11 +22,11 @@ from typing import Any, NoReturn
 
 from sglang_exact import host
 from sglang_exact.bench.exactness import Tally
+from sglang_exact.client.answer import Sample
+from sglang_exact.client.blocking import Completion
 from sglang_exact.rehearsal import models, oracle
-from sglang_exact.rehearsal.client import Completion
 from sglang_exact.rehearsal.drafters import DRAFT_KINDS
 from sglang_exact.rehearsal.server import Server
-from sglang_exact.verify.model import Sample
 from tools.proof.arms import Arm
 
 DISABLE_VARIABLE = "SGLANG_EXACT_TEST_DISABLE_HOOKS"

@@ -17,8 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from sglang_exact.ports import free_port
-from sglang_exact.verify.bits import bits_to_float, float32_bits, show
+from sglang_exact.client.bits import bits_to_float, float32_bits, show
+from sglang_exact.client.process import free_port
 
 _PASSED_ON = ("Content-Type",)
 

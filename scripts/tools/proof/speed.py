@@ -28,12 +28,13 @@ from typing import Any
 
 import jinja2
 
-from sglang_exact.bench import cost_model as modelling
-from sglang_exact.bench import cost_model_inputs as inputs
-from sglang_exact.bench import cost_model_table as showing
-from sglang_exact.bench import provenance, report_runs, servers
-from sglang_exact.bench import report as reporting
+from sglang_exact.bench import provenance, servers
+from sglang_exact.bench import runs as report_runs
+from sglang_exact.bench.cost_model import inputs
+from sglang_exact.bench.cost_model import model as modelling
+from sglang_exact.bench.cost_model import tables as showing
 from sglang_exact.bench.drive import CannotRun
+from sglang_exact.bench.report import build as reporting
 from sglang_exact.bench.run import now
 from sglang_exact.bench.servers import Served
 from sglang_exact.view.output import write_atomic

@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sglang_exact.bench import accept
-from sglang_exact.verify.model import Sample
+from sglang_exact.bench.accept import measure as accept
+from sglang_exact.client.answer import Sample
 from sglang_exact.verify.record import sample_from_json, sample_to_json
 from sglang_exact.view.output import write_atomic
 

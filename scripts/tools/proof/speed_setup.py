@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sglang_exact.bench.datasets import Dataset
-from sglang_exact.bench.drive import Request
+from sglang_exact.client.answer import Request
 from sglang_exact.rehearsal import models
 from sglang_exact.rehearsal.drafters import draft_flags
 from tools.proof import arms as proof_arms

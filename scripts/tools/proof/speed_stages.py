@@ -12,21 +12,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sglang_exact.bench import (
-    accept,
-    decode_table,
-    memory,
-    provenance,
-    report_runs,
-    stats,
-)
-from sglang_exact.bench import cost_model as modelling
+from sglang_exact.bench import provenance, stats
+from sglang_exact.bench import runs as report_runs
+from sglang_exact.bench.accept import measure as accept
+from sglang_exact.bench.cost_model import model as modelling
 from sglang_exact.bench.datasets import Dataset
+from sglang_exact.bench.decode_table import measure as decode_table
 from sglang_exact.bench.exactness import show, total
+from sglang_exact.bench.memory import measure as memory
 from sglang_exact.bench.run import BenchRun, Recorder, load
 from sglang_exact.bench.servers import Served
 from sglang_exact.rehearsal import oracle
-from sglang_exact.verify.console import Silent
+from sglang_exact.view.console import Silent
 from tools.proof import speed_arms as bench_arms
 from tools.proof import speed_setup
 from tools.proof.speed_arms import Role, Scale

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_exact.bench import provenance
-from sglang_exact.rehearsal.client import Client
+from sglang_exact.client.blocking import Client
 from tools.proof import trace
 
 

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from sglang_exact.rehearsal.client import Completion, completion_of, float32_bits
+from sglang_exact.client.bits import float32_bits
+from sglang_exact.client.blocking import Completion, completion_of
 from sglang_exact.rehearsal.server import Server
 from tools.proof import arms as proof_arms
 from tools.proof.traffic_arms import Shape

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`bench memory`: where GPU memory goes."""
