@@ -23,6 +23,8 @@ from sglang_exact.reasons import Reason, Refused
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sglang_exact.settings import Settings
+
 HELP = """\
 python -m sglang_exact.launch_server <any SGLang flag>
 
@@ -111,7 +113,24 @@ def prepare(environ: dict[str, str], ours: argparse.Namespace) -> list[Reason]:
     reasons += scope.environment_reasons(environ)
     reasons += plugins.reasons(environ, config.allow_plugins)
     reasons += compat.setup_reasons(hooks.pinned_names(), config)
-    return reasons
+    return reasons + _gpu_reasons(config)
+
+
+def _gpu_reasons(config: Settings) -> list[Reason]:
+    """Reasons in the GPU, before the host is imported: without one it may not be.
+
+    A torch that does not import is left to the import of the host.
+    """
+    from sglang_exact import scope
+
+    if config.rehearsal:
+        return []
+    try:
+        import torch
+    except ImportError:
+        return []
+    there = torch.cuda.is_available()
+    return scope.gpu_reasons(torch.cuda.get_device_capability() if there else None)
 
 
 def show_help() -> None:
