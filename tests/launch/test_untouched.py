@@ -64,7 +64,7 @@ def probe(**variables: str) -> dict[str, Any]:
         env={**env, **variables},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -85,7 +85,7 @@ def test_enabled_changes_every_target_of_a_rank() -> None:
     """The control: the same probe sees the overlay once it is on."""
     from sglang_exact import hooks
 
-    found = probe(SGLANG_EXACT_ENABLE="1")
+    found = probe(SGLANG_EXACT_ENABLE="1", SGLANG_EXACT_TEST_REHEARSAL="1")
     expected = {hook.name for hook in hooks.ALL if hooks.SCHEDULER in hook.roles}
     assert expected <= set(found["changed"])
     assert found["registry_changed"]
