@@ -58,15 +58,21 @@ def test_repetitive_prompts_repeat() -> None:
     assert len(bias) == 16 and all(0 <= int(x) < 512 for x in bias)
 
 
-@pytest.mark.parametrize(("verifies", "expected"), [(2, True), (9, False)])
+@pytest.mark.parametrize(
+    ("verifies", "first", "expected"),
+    [(2, False, True), (9, False, False), (9, True, True), (0, True, False)],
+)
 def test_own_drafts_that_are_never_kept_prove_nothing(
-    tmp_path: Path, verifies: int, expected: bool
+    tmp_path: Path, verifies: int, first: bool, expected: bool
 ) -> None:
-    """Ten tokens of one prompt in nine verifies: none of the drafts was kept."""
+    """Ten tokens of one prompt in nine verifies: none of the drafts was kept.
+
+    In its first turn a trie has nothing to draft from.
+    """
     answer = Completion(tuple(range(10)), (), "length", verifies, 10, None, {})
     server: Any = SimpleNamespace(generate_many=lambda *a, **k: [answer])
     row, _ = script.run_phase(
-        server, Arm("x", "X", "ngram", oracle=False), Phase(prompts=1, logprobs=False),
+        server, Arm("x", "X", "ngram", oracle=False), Phase(prompts=1, logprobs=False, first=first),
         proof_arms.Text([[1]], {}), [answer], tmp_path / "none.json", 10,
     )  # fmt: skip
     assert row["as_expected"] is expected and row["rate"] is None

@@ -26,7 +26,8 @@ OLD_NGRAM = "ngram_chain,verify_chain_ngram"
 class Phase(NamedTuple):
     """One pass over prompts: oracle rate, requests in flight, how many prompts.
 
-    `text` names the prompts, and what is asked with them: one of `TEXTS`.
+    `text` names the prompts, and what is asked with them: one of `TEXTS`. In a `first`
+    turn a drafter that learns from answers knows none yet, and may draft nothing right.
     """
 
     rate: float = 0.8
@@ -34,6 +35,7 @@ class Phase(NamedTuple):
     prompts: int = 24
     logprobs: bool = True
     text: str = "random"
+    first: bool = False
 
 
 class Arm(NamedTuple):
@@ -160,7 +162,9 @@ ARMS = (
         "ngram",
         oracle=False,
         phases=tuple(
-            turn for one in _REPEATED for turn in (one, one._replace(prompts=48))
+            turn
+            for one in _REPEATED
+            for turn in (one._replace(first=True), one._replace(prompts=48))
         ),
     ),
     Arm(

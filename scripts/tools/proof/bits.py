@@ -86,7 +86,7 @@ def run_phase(
     seconds = time.monotonic() - started
     tokens = sum(len(c.ids) for c in found)
     verifies = sum(c.spec_verify_ct for c in found)
-    as_expected = matrix.used_drafts(arm, len(found), tokens, verifies)
+    as_expected = matrix.used_drafts(arm, len(found), tokens, verifies, phase.first)
     tally = None
     if reference is not None:
         wanted = [reference[i % len(reference)] for i in range(phase.prompts)]

@@ -181,12 +181,17 @@ def rounded(tokens: int, verifies: int) -> float | None:
     return round(tokens / verifies, 2) if verifies else None
 
 
-def used_drafts(arm: Arm, answers: int, tokens: int, verifies: int) -> bool:
-    """Whether an arm speculated as it says, and kept drafts that were its own."""
+def used_drafts(
+    arm: Arm, answers: int, tokens: int, verifies: int, first: bool = False
+) -> bool:
+    """Whether an arm speculated as it says, and kept drafts that were its own.
+
+    first: its drafter had nothing to draft from yet.
+    """
     if arm.drafter is None or not verifies:
         return bool(verifies) == (arm.drafter is not None)
     # The first token is the prefill's, each verify gives one more of its own.
-    return arm.oracle or tokens > answers + verifies
+    return arm.oracle or first or tokens > answers + verifies
 
 
 class Matrix:
