@@ -72,7 +72,8 @@ def test_own_drafts_that_are_never_kept_prove_nothing(
     answer = Completion(tuple(range(10)), (), "length", verifies, 10, None, {})
     server: Any = SimpleNamespace(generate_many=lambda *a, **k: [answer])
     row, _ = script.run_phase(
-        server, Arm("x", "X", "ngram", oracle=False), Phase(prompts=1, logprobs=False, first=first),
+        server, Arm("x", "X", "ngram", oracle=False),
+        Phase(prompts=1, logprobs=False, first=first),
         proof_arms.Text([[1]], {}), [answer], tmp_path / "none.json", 10,
     )  # fmt: skip
     assert row["as_expected"] is expected and row["rate"] is None
