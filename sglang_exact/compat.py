@@ -31,7 +31,7 @@ NAMED = 8
 class Pins(NamedTuple):
     """Fingerprints of one host release.
 
-    `inventory` lists what it can be asked for (`host_changes.INVENTORY`).
+    `inventory` lists what it can be asked for (`tools.pins.changes.INVENTORY`).
     `device_run` is the folder of results that prove the release on a GPU, relative
     to the repository; empty until there are any.
     """

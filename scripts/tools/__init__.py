@@ -6,6 +6,7 @@
     evidence    README's table, docs/evidence.md, the pictures
     docs        tables of docs/ that follow from the source
     offline     bundles for hosts without a network
+    pins        what another host changed, and new pins
     release     is this checkout a release?
 
 Each command of scripts/ is a launcher of one of these modules. Every command line is

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sglang_exact import compat, hooks, host, host_changes, host_files
+from sglang_exact import compat, hooks, host, host_files
 from sglang_exact.hooks.base import Hook
+from tools.pins import changes as host_changes
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD = {

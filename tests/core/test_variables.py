@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_exact import compat, host, host_changes, host_variables, variables
+from sglang_exact import compat, host, host_variables, variables
+from tools.pins import changes as host_changes
 
 TABLES = variables.tables()
 HARMLESS = [name for names in TABLES.harmless.values() for name in names]

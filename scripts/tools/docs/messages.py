@@ -21,6 +21,7 @@ SECTIONS = {
     "messages-host": (
         "sglang_exact/compat",
         "sglang_exact/host",
+        "scripts/tools/pins",
     ),
     "messages-loading": (
         "sglang_exact/launch_server",
