@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,8 +16,10 @@ pytest.importorskip("torch")
 
 from sglang_exact import hooks  # noqa: E402
 from sglang_exact.client.blocking import Completion  # noqa: E402
+from tools.evidence import rows  # noqa: E402
 from tools.proof import arms as proof_arms  # noqa: E402
 from tools.proof import bits as script  # noqa: E402
+from tools.proof import matrix, options  # noqa: E402
 from tools.proof.arms import Arm, Phase, Sizes  # noqa: E402
 
 
@@ -77,3 +81,107 @@ def test_own_drafts_that_are_never_kept_prove_nothing(
         proof_arms.Text([[1]], {}), [answer], tmp_path / "none.json", 10,
     )  # fmt: skip
     assert row["as_expected"] is expected and row["rate"] is None
+
+
+class FakeServer:
+    """Stands in for `Server`: answers by the prompt, and by what its arm is."""
+
+    started_in_s = 1.0
+    wrong: ClassVar[str] = ""
+
+    def __init__(self, model: Path, **options: Any) -> None:
+        self.options, self.env = options, options["env"]
+        assert (model / "config.json").exists()
+
+    def start(self) -> None:
+        assert self.env["SGLANG_EXACT_TEST_DUMMY_WEIGHTS"] == "1"
+        assert self.env["CUDA_VISIBLE_DEVICES"] == "0"
+
+    def stop(self) -> None:
+        pass
+
+    def info(self) -> dict[str, Any]:
+        return {"sglang_exact": {"numerics": "bitwise"}}
+
+    def generate_many(
+        self, prompts: Sequence[Sequence[int]], new: int, **asked: Any
+    ) -> list[Completion]:
+        flags, log = self.options["flags"], str(self.options["log"])
+        drafted = "--speculative-algorithm" in flags
+        off = self.options["mode"] == "stock" or matrix.DISABLE_VARIABLE in self.env
+        if self.wrong and f"-{self.wrong}." in log:
+            off = True
+        bits = tuple(7 + (off and i == 3) for i in range(new))
+        return [
+            Completion(
+                tuple(prompt[0] + i for i in range(new)),
+                bits if asked["return_logprob"] else (),
+                "length",
+                2 if drafted else 0,
+                new,
+                None,
+                {},
+            )
+            for prompt in prompts
+        ]
+
+
+def proved(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, names: str, *more: str
+) -> tuple[int, dict[str, Any]]:
+    """Status and files of scripts/gpu_proof on fake servers."""
+    monkeypatch.setattr(matrix, "Server", FakeServer)
+    where = ["--layers", "4", "--state", str(folder / "s"), "--out", str(folder / "o")]
+    args = options.bits([*where, "--new", "8", "--arms", names, *more])
+    status = script.main(args)
+    files = sorted((folder / "o").glob("proof-*.json"))
+    return status, {
+        path.stem.removeprefix("proof-"): json.loads(path.read_text()) for path in files
+    }
+
+
+def test_a_proof_from_start_to_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plain answers first, a file for each arm, rows that the evidence reads."""
+    names = "plain,dflash8,mtp,gdn-hook-off,stock"
+    status, files = proved(tmp_path, monkeypatch, names)
+    assert status == 0 and set(files) == set(names.split(","))
+    for name, found in files.items():
+        arm = proof_arms.BY_NAME[name]
+        assert len(found["rows"]) == len(arm.phases)
+        for phase, row in zip(arm.phases, map(rows.read, found["rows"]), strict=True):
+            assert (row["title"], row["as_expected"]) == (arm.title, True)
+            if row["tally"] is None:
+                assert name == "plain"
+                continue
+            tally = row["tally"]
+            assert tally["ids_equal"] == tally["compared"] == phase.prompts
+            right = phase.prompts if arm.equal else 0
+            assert tally["logprobs_equal"] == (right if phase.logprobs else None)
+            if not arm.equal:
+                assert tally["first_difference"]["position"] == 3
+                assert rows.different(row) == phase.prompts
+    plan = json.loads((tmp_path / "s" / "oracle-proof-dflash8.json").read_text())
+    assert len(plan["continuations"]) == 24
+    # The plain answers are kept: a later call needs no plain server.
+    assert proved(tmp_path, monkeypatch, "mtp")[0] == 0
+
+
+def test_a_proof_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One wrong bit, a control that shows none, no reference, no time: status 1."""
+    assert proved(tmp_path / "a", monkeypatch, "mtp")[0] == 1
+    assert proved(tmp_path / "b", monkeypatch, "plain,mtp", "--budget", "-1")[0] == 1
+    monkeypatch.setattr(FakeServer, "wrong", "mtp")
+    status, files = proved(tmp_path / "c", monkeypatch, "plain,mtp,ngram")
+    assert status == 1
+    assert [files[n]["rows"][0]["as_expected"] for n in ("mtp", "ngram")] == [0, 1]
+    monkeypatch.setattr(FakeServer, "wrong", "")
+    monkeypatch.setattr(
+        FakeServer, "__init__", lambda self, model, **options: _equal(self, options)
+    )
+    assert proved(tmp_path / "d", monkeypatch, "plain,stock")[0] == 1
+
+
+def _equal(server: Any, options: dict[str, Any]) -> None:
+    server.options, server.env = options | {"mode": "exact"}, options["env"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -57,6 +58,8 @@ def stop(*_: object) -> NoReturn:
 
 def gpu() -> str:
     """Name, driver and memory of the GPUs as nvidia-smi prints them, or "none"."""
+    if shutil.which("nvidia-smi") is None:
+        return "none"
     query = "--query-gpu=name,driver_version,memory.total"
     done = subprocess.run(
         ["nvidia-smi", query, "--format=csv,noheader"],
