@@ -177,7 +177,7 @@ def test_command_line_hides_secrets() -> None:
 
 def test_needs_neither_torch_nor_sglang() -> None:
     code = (
-        "import sys; from sglang_exact.cli import verify; "
+        "import sys; from sglang_exact.verify import command; "
         "from sglang_exact.verify import session, report; "
         "sys.exit(any(name in sys.modules for name in ('torch', 'sglang', 'numpy')))"
     )
