@@ -6,12 +6,11 @@ from __future__ import annotations
 import platform
 import re
 import shlex
-import shutil
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sglang_exact
+from sglang_exact.client import machine as machine_facts
 from sglang_exact.client.answer import ServerInfo
 from sglang_exact.client.facts import ATTESTED, VOLATILE
 from sglang_exact.client.http import Client, redact_url
@@ -35,7 +34,6 @@ GPU_FIELDS = (
     "power.limit",
     "temperature.gpu",
 )
-_TIMEOUT_S = 20.0
 
 
 def scrub_words(words: Sequence[str]) -> list[str]:
@@ -128,34 +126,7 @@ def gpus(index: int | None = None) -> list[dict[str, str]]:
     They are the server's only where the server runs on the same machine. `index` is
     of the one GPU in use; None names all of them.
     """
-    path = shutil.which("nvidia-smi")
-    if path is None:
-        return []
-    query = ",".join(GPU_FIELDS)
-    try:
-        done = subprocess.run(
-            [
-                *(path, f"--query-gpu={query}", "--format=csv,noheader"),
-                *([] if index is None else [f"--id={index}"]),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return parse_gpus(done.stdout) if done.returncode == 0 else []
-
-
-def parse_gpus(text: str) -> list[dict[str, str]]:
-    """Lines of the driver tool's CSV for GPU_FIELDS; others are left out."""
-    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
-    return [
-        dict(zip(GPU_FIELDS, row, strict=True))
-        for row in rows
-        if len(row) == len(GPU_FIELDS)
-    ]
+    return machine_facts.query(GPU_FIELDS, index)
 
 
 def set_up(server: Mapping[str, Any], leave_out: Iterable[str] = ()) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,14 +39,31 @@ def _output(command: list[str]) -> str | None:
 def parse_gpus(text: str) -> list[Gpu]:
     """Read nvidia-smi's CSV output for QUERY; lines it cannot read are left out."""
     found = []
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) != 4:
-            continue
-        major, dot, minor = fields[2].partition(".")
+    for row in parse_rows(text, QUERY.split(",")):
+        name, driver, capability, memory = row.values()
+        major, dot, minor = capability.partition(".")
         if dot and major.isdecimal() and minor.isdecimal():
-            found.append(Gpu(fields[0], fields[1], (int(major), int(minor)), fields[3]))
+            found.append(Gpu(name, driver, (int(major), int(minor)), memory))
     return found
+
+
+def query(fields: Sequence[str], index: int | None = None) -> list[dict[str, str]]:
+    """The named fields of every GPU, as the driver's tool (NVML) gives them.
+
+    `index` is of the one GPU that is asked about. Empty without a driver; lines that
+    are no row are left out.
+    """
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    text = _output([*command, *([] if index is None else [f"--id={index}"])])
+    return parse_rows(text or "", fields)
+
+
+def parse_rows(text: str, fields: Sequence[str]) -> list[dict[str, str]]:
+    """Lines of the driver tool's CSV for `fields`; others are left out."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
+    return [
+        dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)
+    ]
 
 
 def gpus() -> list[Gpu]:

@@ -23,6 +23,7 @@ from sglang_exact.bench.prompts import ids_of_text
 from sglang_exact.bench.run import BenchRun, Recorder, RunError, load, save
 from sglang_exact.bench.verbs import BY_NAME, VERBS
 from sglang_exact.cli.bench import bench
+from sglang_exact.client import machine
 from sglang_exact.client.answer import (
     STREAMED,
     WITH_LOGPROBS,
@@ -110,7 +111,7 @@ def test_secrets_are_scrubbed(words: list[str], expected: list[str] | None) -> N
 
 def test_gpu_lines() -> None:
     line = ", ".join(str(i) for i in range(len(provenance.GPU_FIELDS)))
-    (gpu,) = provenance.parse_gpus(f"{line}\nno such line\n")
+    (gpu,) = machine.parse_rows(f"{line}\nno such line\n", provenance.GPU_FIELDS)
     assert gpu["index"] == "0" and set(gpu) == set(provenance.GPU_FIELDS)
 
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +21,7 @@ from typing import Any, NoReturn
 
 from sglang_exact import host
 from sglang_exact.bench.exactness import Tally
+from sglang_exact.client import machine
 from sglang_exact.client.answer import Sample
 from sglang_exact.client.blocking import Completion
 from sglang_exact.rehearsal import models, oracle
@@ -58,14 +57,8 @@ def stop(*_: object) -> NoReturn:
 
 def gpu() -> str:
     """Name, driver and memory of the GPUs as nvidia-smi prints them, or "none"."""
-    if shutil.which("nvidia-smi") is None:
-        return "none"
-    query = "--query-gpu=name,driver_version,memory.total"
-    done = subprocess.run(
-        ["nvidia-smi", query, "--format=csv,noheader"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return "; ".join(done.stdout.strip().splitlines()) or "none"
+    rows = machine.query(("name", "driver_version", "memory.total"))
+    return "; ".join(", ".join(row.values()) for row in rows) or "none"
 
 
 def write(path: Path, result: Mapping[str, Any]) -> None:
