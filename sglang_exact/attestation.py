@@ -14,9 +14,10 @@ import os
 import sys
 from collections.abc import Iterable
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from sglang_exact import __version__, compat, host, host_files, plugins
+from sglang_exact import __version__, compat, host, host_files, plugins, served
 from sglang_exact.reasons import Reason
 from sglang_exact.settings import Settings
 
@@ -28,19 +29,11 @@ _PER_RANK = (("rank",), ("self_test", "seconds"))
 
 
 def digest() -> str:
-    """sha256 over the overlay's own source files and pins, in a fixed order."""
-    total = hashlib.sha256()
-    for package in ("sglang_exact", "sglang_exact_kernels"):
-        files = [
-            (str(p.relative_to(root)), p)
-            for root in [resources.files(package)]
-            for p in sorted(root.rglob("*"))  # type: ignore[attr-defined]
-            if p.suffix in (".py", ".json", ".patch") and "__pycache__" not in p.parts
-        ]
-        for name, path in files:
-            total.update(f"{package}/{name}\0".encode())
-            total.update(path.read_bytes())
-    return total.hexdigest()
+    """sha256 over what a server runs of the overlay: source, pins and tables."""
+    package, kernels = (
+        Path(str(resources.files(name))) for name in ("sglang_exact", served.KERNELS)
+    )
+    return served.digest(package, kernels)
 
 
 def host_fingerprint(names: Iterable[str]) -> str:

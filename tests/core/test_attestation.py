@@ -136,8 +136,3 @@ def test_log_line_shows_test_settings() -> None:
         "sglang_exact 1: unverified, 2 hooks, host 0.5.23 (pinned), digest "
         "0123456789ab, TEST SETTINGS {'oracle': True}"
     )
-
-
-def test_digest_is_of_the_source() -> None:
-    assert attestation.digest() == attestation.digest()
-    assert len(attestation.digest()) == 64

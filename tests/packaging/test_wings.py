@@ -17,37 +17,14 @@ from pathlib import Path
 
 import pytest
 
+from sglang_exact import served
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # Wing -> modules and packages; a package stands for everything in it.
 WINGS = {
-    "served": (
-        "sglang_exact.attestation",
-        "sglang_exact.compat",
-        "sglang_exact.gate",
-        "sglang_exact.hooks",
-        "sglang_exact.host",
-        "sglang_exact.host_files",
-        "sglang_exact.host_variables",
-        "sglang_exact.launch_server",
-        "sglang_exact.patching",
-        "sglang_exact.pins",
-        "sglang_exact.plugin",
-        "sglang_exact.plugins",
-        "sglang_exact.reasons",
-        "sglang_exact.roles",
-        "sglang_exact.scope",
-        "sglang_exact.scope_arguments",
-        "sglang_exact.scope_model",
-        "sglang_exact.selftest",
-        "sglang_exact.selftest_attention",
-        "sglang_exact.selftest_deep_gemm",
-        "sglang_exact.selftest_gdn",
-        "sglang_exact.selftest_race",
-        "sglang_exact.settings",
-        "sglang_exact.variables",
-    ),
-    "kernels": ("sglang_exact_kernels",),
+    "served": tuple(f"sglang_exact.{name}" for name in served.NAMES),
+    "kernels": (served.KERNELS,),
     "asking": (
         "sglang_exact.bench",
         "sglang_exact.client",
@@ -212,8 +189,7 @@ def test_no_private_name_crosses_a_room() -> None:
     assert apart == []
 
 
-# Modules that a server's process does not load; REST is what is left of them.
-FORBIDDEN = ("client", "view", "verify", "bench", "cli", "rehearsal", "host_changes")
+# What a server's process loads beside the served wing, and should not.
 REST = {
     # The test hooks, and what says whether this is a rehearsal.
     "sglang_exact.rehearsal",
@@ -243,6 +219,5 @@ def test_a_server_loads_nothing_of_the_other_wings() -> None:
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.splitlines()[-1].split())
     assert "sglang_exact.plugin" in loaded and "sglang_exact.hooks" in loaded
-    prefixes = tuple(f"sglang_exact.{name}" for name in FORBIDDEN)
-    other = {m for m in loaded if m.startswith((*prefixes, "scripts"))}
+    other = {m for m in loaded if wing_of(m) not in ("served", "kernels", "root")}
     assert other <= REST, other - REST
