@@ -43,7 +43,9 @@ def test_the_attested_digest_is_that_of_the_files() -> None:
 def test_every_file_is_of_what_serves_or_of_the_others(copy: Path) -> None:
     package, kernels = copy / "sglang_exact", copy / served.KERNELS
     hashed = {path for _, path in served.files(package, kernels)}
-    others = {package / "__main__.py"} | {p for o in OTHERS for p in sources(package / o)}
+    others = {package / "__main__.py"} | {
+        p for o in OTHERS for p in sources(package / o)
+    }
     assert hashed.isdisjoint(others)
     assert hashed | others == {*sources(package), *sources(kernels)}
 
