@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tools.evidence import matrix, pages
+from tools.evidence import matrix, pages, rows
 from tools.proof import arms as proof_arms
 from tools.proof import traffic_arms
 
@@ -139,3 +139,20 @@ def test_a_changed_figure_shows(checkout: Path) -> None:
     readme.write_text(readme.read_text().replace("24/24", "23/24", 1))
     done = check(tmp_path)
     assert done.returncode == 1 and "README.md" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("row", "different"),
+    [
+        # 300 answers to 30 prompts: each counts, not each prompt.
+        ((300, 94, 300, 93), 207),
+        # Logprobs were asked for of all but one.
+        ((14, 14, 13, 13), 0),
+        ((14, 14, 13, 11), 2),
+        ((24, 20, 0, None), 4),
+    ],
+)
+def test_every_answer_counts(row: tuple[int | None, ...], different: int) -> None:
+    names = ("compared", "ids_equal", "logprobs_compared", "logprobs_equal")
+    tally = dict(zip(names, row, strict=True))
+    assert rows.different({"tally": tally, "differ": ["a"]}) == different

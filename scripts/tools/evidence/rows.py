@@ -54,14 +54,18 @@ def _tally(row: Mapping[str, Any]) -> Row | None:
 
 
 def different(row: Mapping[str, Any]) -> int:
-    """Answers of which any bit that was compared differs; names count once."""
-    if "differ" in row:
-        return len(row["differ"])
+    """Answers of which any bit that was compared differs, each time it was asked for.
+
+    Other ids come with other logprobs, so the larger of the two counts is that of both.
+    """
     tally = row["tally"]
-    equal = [tally["ids_equal"]]
-    if tally["logprobs_equal"] is not None:
-        equal.append(tally["logprobs_equal"])
-    return int(tally.get("different", tally["compared"] - min(equal)))
+    if "different" in tally:
+        return int(tally["different"])
+    ids = tally["compared"] - tally["ids_equal"]
+    if tally["logprobs_equal"] is None:
+        return int(ids)
+    compared = tally.get("logprobs_compared", tally["compared"])
+    return int(max(ids, compared - tally["logprobs_equal"]))
 
 
 def title(row: Mapping[str, Any], known: Mapping[str, str]) -> str:
