@@ -9,6 +9,7 @@ base image exists, what is in it, and that a container of it starts.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -24,6 +25,11 @@ DOCKERFILE = ROOT / "docker" / "Dockerfile"
 # Folders of the image that are ours; everything else in a RUN line is the machine's.
 OURS = re.compile(r"(?<![\w./-])/(opt|src|cache|etc)(?=/|\b)")
 TIMEOUT_S = 300
+# No variable of the tests reaches a base: they run kernels interpreted.
+OURS_TO_SET = ("SGLANG_", "PIP_", "TRITON_")
+STACK = json.loads((ROOT / "sglang_exact" / "pins" / "sglang-0.5.23.json").read_text())[
+    "stack"
+]
 
 
 class Instruction(NamedTuple):
@@ -51,10 +57,20 @@ def runs(path: Path = DOCKERFILE) -> list[str]:
 
 
 class Build:
-    """One build: `arguments` are build arguments, `folder` holds every stage."""
+    """One build: `arguments` are build arguments, `folder` holds every stage.
 
-    def __init__(self, folder: Path, base: Path, arguments: dict[str, str]) -> None:
+    `given` are variables that the base sets.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        base: Path,
+        arguments: dict[str, str],
+        given: dict[str, str] | None = None,
+    ) -> None:
         self.folder, self.base, self.arguments = folder, base, arguments
+        self.given = given or {}
         self.stages: dict[str, Path] = {}
         self.output: list[str] = []
         self.user = ""
@@ -79,12 +95,13 @@ class Build:
         """Run a shell line as a RUN of the current stage would."""
         line = OURS.sub(lambda m: f"{self.root}/{m.group(1)}", line)
         variables = {
-            k: v for k, v in os.environ.items() if not k.startswith(("SGLANG_", "PIP_"))
+            k: v for k, v in os.environ.items() if not k.startswith(OURS_TO_SET)
         }
         variables |= {
             "PATH": f"{self.base / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "PIP_NO_INDEX": "1",
             "PIP_NO_BUILD_ISOLATION": "0",
+            **self.given,
             **self.environment,
         }
         variables.pop("PYTHONPATH", None)
@@ -202,7 +219,8 @@ def base_image(folder: Path, deep_gemm: Path | None = None, cuda: str = "13.0") 
     value = f"'{cuda}'" if cuda else "None"
     (site / "torch" / "__init__.py").write_text("")
     (site / "torch" / "version.py").write_text(f"cuda: str | None = {value}\n")
-    distribution(site, "torch", "2.14.1")
+    for name in ("torch", "sglang-kernel", "flashinfer-python"):
+        distribution(site, name, STACK[name])
     if deep_gemm is not None:
         header = Path("deep_gemm/include/deep_gemm/impls/sm120_bf16_gemm.cuh")
         (site / header).parent.mkdir(parents=True)
