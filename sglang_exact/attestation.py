@@ -17,7 +17,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from sglang_exact import __version__, compat, host, host_files, plugins, served
+from sglang_exact import __version__, plugins, served
+from sglang_exact.host import compat
+from sglang_exact.host import files as host_files
+from sglang_exact.host import source as host
 from sglang_exact.reasons import Reason
 from sglang_exact.settings import Settings
 

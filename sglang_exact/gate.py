@@ -17,8 +17,9 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, NoReturn
 
-from sglang_exact import host, plugins
+from sglang_exact import plugins
 from sglang_exact.hooks.base import DIRECT, Hook, effect_reasons
+from sglang_exact.host import source as host
 from sglang_exact.reasons import Reason, Refused, message
 
 logger = logging.getLogger(__name__)

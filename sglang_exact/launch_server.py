@@ -100,7 +100,8 @@ def split_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def prepare(environ: dict[str, str], ours: argparse.Namespace) -> list[Reason]:
     """Turn the overlay on in the environment; reasons found without the host."""
-    from sglang_exact import compat, hooks, plugins, scope, settings
+    from sglang_exact import hooks, plugins, scope, settings
+    from sglang_exact.host import compat
 
     environ["SGLANG_EXACT_ENABLE"] = "1"
     if ours.exact_allow_unpinned_host:

@@ -32,7 +32,8 @@ def register() -> None:
 def _register() -> None:
     import os
 
-    from sglang_exact import compat, gate, hooks, plugins, roles, scope, settings
+    from sglang_exact import gate, hooks, plugins, roles, scope, settings
+    from sglang_exact.host import compat
 
     global loaded_roles
     config, reasons = settings.read(os.environ)

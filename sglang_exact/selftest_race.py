@@ -3,7 +3,7 @@
 
 DeepGEMM's sm120 kernel had a shared-memory race that shows in about one call of a
 hundred and never under a debugger. Headers are checked before they are compiled
-(`patching`); this checks the compiled kernel.
+(`host.headers`); this checks the compiled kernel.
 """
 
 from __future__ import annotations
@@ -89,6 +89,6 @@ def _reason(name: str, mnk: tuple[int, int, int], result: Any) -> Reason:
         f"{result.calls} equal calls gave other bits ({result.elements} elements, "
         f"first in call {result.first})",
         "equal bits from equal calls",
-        "run python -m sglang_exact.patching --check; if the headers are fenced, this "
-        "card or its driver has a race that is not known: report it",
+        "run python -m sglang_exact.host.headers --check; if the headers are fenced, "
+        "this card or its driver has a race that is not known: report it",
     )

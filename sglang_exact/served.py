@@ -15,15 +15,10 @@ KERNELS = "sglang_exact_kernels"
 # Modules and packages of sglang_exact; a package stands for everything in it.
 NAMES = (
     "attestation",
-    "compat",
     "gate",
     "hooks",
     "host",
-    "host_files",
-    "host_variables",
     "launch_server",
-    "patching",
-    "pins",
     "plugin",
     "plugins",
     "reasons",

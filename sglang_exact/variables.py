@@ -17,7 +17,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from sglang_exact import compat
+from sglang_exact.host import compat
 from sglang_exact.reasons import Reason
 
 # Forced acceptance emits tokens nobody verified, except in this mode.

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from deep_gemm_wheels import compile_sm120, wheel_root
 
-from sglang_exact import patching
-from sglang_exact.patching import Entry, Install
+from sglang_exact.host import headers
+from sglang_exact.host.headers import Entry, Install
 from sglang_exact.reasons import Refused
 
 ROOT = Path(__file__).parents[1]
@@ -87,9 +87,9 @@ def snapshot(root: Path) -> dict[str, str]:
 
 
 def test_diff_is_applied_to_the_byte() -> None:
-    assert patching.apply_diff(BEFORE, DIFF) == AFTER
-    assert patching.has_fence(AFTER)
-    assert not patching.has_fence(BEFORE)
+    assert headers.apply_diff(BEFORE, DIFF) == AFTER
+    assert headers.has_fence(AFTER)
+    assert not headers.has_fence(BEFORE)
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_diff_is_applied_to_the_byte() -> None:
 )
 def test_diff_that_does_not_fit_is_refused(text: str, diff: str, word: str) -> None:
     with pytest.raises(ValueError, match=word):
-        patching.apply_diff(text, diff)
+        headers.apply_diff(text, diff)
 
 
 def test_insertion_without_context_lands_after_its_line() -> None:
-    assert patching.apply_diff("a\nb\n", "@@ -1,0 +2 @@\n+x\n") == "a\nx\nb\n"
-    assert patching.apply_diff("a\nb\n", "@@ -2 +1,0 @@\n-b\n") == "a\n"
+    assert headers.apply_diff("a\nb\n", "@@ -1,0 +2 @@\n+x\n") == "a\nx\nb\n"
+    assert headers.apply_diff("a\nb\n", "@@ -2 +1,0 @@\n-b\n") == "a\n"
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
@@ -118,8 +118,8 @@ def test_unknown_content_is_refused(
 ) -> None:
     install = wheel(tmp_path, version, text)
     with pytest.raises(Refused, match="force-reinstall"):
-        patching.patch_in_place(install, entries, folder)
-    assert patching.reasons(install, entries)
+        headers.patch_in_place(install, entries, folder)
+    assert headers.reasons(install, entries)
     assert (install.root / FILE).read_text() == text
 
 
@@ -129,7 +129,7 @@ def test_new_version_that_lost_the_fence_is_refused(
     """The digest alone is not believed: a manifest may list the wrong one."""
     wrong = (entry("1.1", BEFORE, BEFORE, None), entry("1.2", AFTER, AFTER, None))
     install = wheel(tmp_path, "1.1", BEFORE)
-    assert patching.reasons(install, wrong)
+    assert headers.reasons(install, wrong)
 
 
 def test_unknown_version_and_missing_file_are_refused(
@@ -137,10 +137,10 @@ def test_unknown_version_and_missing_file_are_refused(
 ) -> None:
     install = wheel(tmp_path, "2.0", AFTER)
     with pytest.raises(Refused, match="one of 1.0, 1.1, 1.2"):
-        patching.patch_in_place(install, entries, folder)
+        headers.patch_in_place(install, entries, folder)
     (install.root / FILE).unlink()
-    assert "no file" in patching.reasons(Install("1.1", install.root), entries)[0].found
-    assert patching.reasons(None, entries)
+    assert "no file" in headers.reasons(Install("1.1", install.root), entries)[0].found
+    assert headers.reasons(None, entries)
 
 
 def test_wrong_diff_leaves_nothing_behind(
@@ -150,7 +150,7 @@ def test_wrong_diff_leaves_nothing_behind(
     (folder / "fence.patch").write_text(DIFF.replace("fence_view", "no_fence"))
     before = snapshot(install.root)
     with pytest.raises(ValueError, match="expected"):
-        patching.patch_in_place(install, entries, folder)
+        headers.patch_in_place(install, entries, folder)
     assert snapshot(install.root) == before
 
 
@@ -160,15 +160,15 @@ def test_in_place_only_when_asked_and_never_through_a_hard_link(
     install = wheel(tmp_path, "1.0", BEFORE)
     linked = tmp_path / "installer_cache.cuh"
     linked.hardlink_to(install.root / FILE)
-    assert patching.patch_in_place(install, entries, folder)
+    assert headers.patch_in_place(install, entries, folder)
     assert (install.root / FILE).read_text() == AFTER
     assert linked.read_text() == BEFORE
-    assert not patching.patch_in_place(install, entries, folder)
-    assert patching.reasons(install, entries) == []
+    assert not headers.patch_in_place(install, entries, folder)
+    assert headers.reasons(install, entries) == []
 
 
 def test_shipped_manifest_is_whole() -> None:
-    entries = patching.load_manifest()
+    entries = headers.load_manifest()
     assert [e.version for e in entries if e.diff] == ["0.2.0", "0.2.2"]
     assert {"0.2.3", "0.2.3.post2", "0.2.5"} <= {e.version for e in entries}
     for e in entries:
@@ -176,14 +176,14 @@ def test_shipped_manifest_is_whole() -> None:
         assert e.why and e.upstream and e.retire_when
         assert (e.sha256_before == e.sha256_after) == (e.diff is None)
         if e.diff:
-            added = (patching.PATCHES / e.diff).read_text().count("\n+")
+            added = (headers.PATCHES / e.diff).read_text().count("\n+")
             assert added <= 3  # the header and two lines: no code is pasted along
 
 
 def test_manifest_of_another_format_is_refused(folder: Path) -> None:
     (folder / "manifest.json").write_text('{"format": 2, "entries": []}')
     with pytest.raises(ValueError, match="format 2"):
-        patching.load_manifest(folder)
+        headers.load_manifest(folder)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_the_fix_that_the_refusal_names(
 
     The package lies as pip and as git lay it; its manifest knows a synthetic header.
     """
-    (reason,) = patching.reasons(wheel(tmp_path, "1.0", BEFORE), entries)
+    (reason,) = headers.reasons(wheel(tmp_path, "1.0", BEFORE), entries)
     for number, (shape, patches) in enumerate(
         (("installed", "sglang_exact/_patches"), ("checkout", "patches"))
     ):
@@ -250,7 +250,7 @@ def test_the_fix_that_the_refusal_names(
             env = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{home}"}
             return subprocess.run(words, cwd=home, env=env, check=False).returncode
 
-        check = (sys.executable, "-m", "sglang_exact.patching")
+        check = (sys.executable, "-m", "sglang_exact.host.headers")
         assert run(*check) == 1
         # Control: what changes nothing leaves the refusal.
         assert run(*command[:-1]) == 1
@@ -278,7 +278,7 @@ def test_fences_in_machine_code(tmp_path: Path, version: str, fences: int) -> No
     assert sass.count("FENCE.VIEW.ASYNC") == fences
     assert sass.count("HMMA.16816.F32.BF16") == 32
     install = copied(install, tmp_path)
-    changed = patching.patch_in_place(install, patching.load_manifest())
+    changed = headers.patch_in_place(install, headers.load_manifest())
     assert changed == (fences == 2)
     include = install.root / "deep_gemm" / "include"
     patched = compile_sm120(include, version, tmp_path, ptx=False)
@@ -291,5 +291,5 @@ def test_patched_headers_are_the_released_ones(tmp_path: Path) -> None:
     released = (wheel_root("0.2.3") / FILE).read_bytes()
     for version in ("0.2.0", "0.2.2"):
         install = copied(Install(version, wheel_root(version)), tmp_path / version)
-        assert patching.patch_in_place(install, patching.load_manifest())
+        assert headers.patch_in_place(install, headers.load_manifest())
         assert (install.root / FILE).read_bytes() == released

@@ -53,4 +53,4 @@ def test_a_race_is_a_reason(monkeypatch: pytest.MonkeyPatch, bad: int) -> None:
     assert not fake.deterministic
     if bad:
         assert "2 of 7" in found[0].found
-        assert "sglang_exact.patching" in found[0].fix
+        assert "sglang_exact.host.headers" in found[0].fix

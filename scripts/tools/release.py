@@ -37,7 +37,7 @@ NEEDED = (
     "sglang_exact/py.typed",
     "sglang_exact/_patches/manifest.json",
     "sglang_exact/_patches/deep_gemm/0001-sm120-bf16-fence.patch",
-    "sglang_exact/pins/sglang-0.5.23.json",
+    "sglang_exact/host/pins/sglang-0.5.23.json",
     "sglang_exact/verify/prompts.jsonl",
     "sglang_exact/verify/report.html.j2",
     "sglang_exact/bench/report/report.html.j2",

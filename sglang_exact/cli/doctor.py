@@ -17,16 +17,10 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from sglang_exact import (
-    __version__,
-    compat,
-    host,
-    patching,
-    plugins,
-    scope,
-    settings,
-)
+from sglang_exact import __version__, plugins, scope, settings
 from sglang_exact.client import machine
+from sglang_exact.host import compat, headers
+from sglang_exact.host import source as host
 from sglang_exact.reasons import Reason
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
@@ -221,12 +215,12 @@ def shadow_checks(folder: Path) -> list[Check]:
 
 def patch_checks() -> list[Check]:
     """DeepGEMM's headers: can sm120 kernels be compiled from them as they are?"""
-    install = patching.find_install()
+    install = headers.find_install()
     if install is None:
         return []
-    entries = patching.load_manifest()
-    text = f"{patching.DIST} {install.version} has the fence"
-    return _from_reasons("headers", patching.reasons(install, entries), FAIL, text)
+    entries = headers.load_manifest()
+    text = f"{headers.DIST} {install.version} has the fence"
+    return _from_reasons("headers", headers.reasons(install, entries), FAIL, text)
 
 
 def checks(environ: Mapping[str, str], folder: Path, gpu: bool = True) -> list[Check]:

@@ -66,20 +66,22 @@ def installation() -> dict[str, Any]:
 
 def headers() -> str | None:
     """Version and state of DeepGEMM's sm120 header; None without DeepGEMM."""
-    from sglang_exact import patching
+    from sglang_exact.host import headers
 
-    install = patching.find_install()
+    install = headers.find_install()
     if install is None:
         return None
-    wrong = patching.reasons(install, patching.load_manifest())
-    state = "; ".join(str(reason) for reason in wrong) or patching.FENCED
+    wrong = headers.reasons(install, headers.load_manifest())
+    state = "; ".join(str(reason) for reason in wrong) or headers.FENCED
     return f"{install.version}: {state}"
 
 
 def collect(environ: Mapping[str, str]) -> dict[str, Any]:
     """The report as JSON types."""
-    from sglang_exact import __version__, attestation, compat, hooks, host, settings
+    from sglang_exact import __version__, attestation, hooks, settings
     from sglang_exact.client import machine
+    from sglang_exact.host import compat
+    from sglang_exact.host import source as host
     from sglang_exact.plugins import GROUP
 
     versions = {name: host.version(name) for name in PACKAGES}

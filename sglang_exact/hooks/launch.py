@@ -20,17 +20,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from sglang_exact import (
-    attestation,
-    gate,
-    patching,
-    roles,
-    scope,
-    scope_model,
-    settings,
-)
+from sglang_exact import attestation, gate, roles, scope, scope_model, settings
 from sglang_exact.hooks.base import MAIN, Hook, effect_reasons
 from sglang_exact.hooks.rank import setup_reasons
+from sglang_exact.host import headers
 from sglang_exact.reasons import Reason
 
 
@@ -125,8 +118,8 @@ def check_arguments(self: Any) -> None:
         reasons += scope.gpu_mix_reasons(_gpu_names(cfg))
         if capability == (12, 0):
             # DeepGEMM's sm120 kernel races without this fence.
-            install = patching.find_install()
-            reasons += patching.reasons(install, patching.load_manifest())
+            install = headers.find_install()
+            reasons += headers.reasons(install, headers.load_manifest())
     reasons += _beside_reasons(cfg)
     if reasons:
         gate.refuse(reasons)

@@ -107,7 +107,8 @@ def late_reasons(config: settings.Settings) -> list[Reason]:
     """Reasons in what this rank loaded and hooked by the time its model stands."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    from sglang_exact import compat, gate, hooks
+    from sglang_exact import gate, hooks
+    from sglang_exact.host import compat
 
     known = [*hooks.ALL, *hooks.select(config, hooks.SCHEDULER)]
     reasons = gate.foreign_reasons(known, HookRegistry, config.allow_plugins)

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from sglang_exact import compat, host, launch_server
+from sglang_exact import launch_server
 from sglang_exact.cli import doctor, env
 from sglang_exact.client import machine
+from sglang_exact.host import compat
+from sglang_exact.host import source as host
 from sglang_exact.reasons import Refused
 from sglang_exact.rehearsal.environment import environment
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from sglang_exact import __version__, host, patching
+from sglang_exact import __version__
 from sglang_exact.cli import env
 from sglang_exact.client import machine
+from sglang_exact.host import headers
+from sglang_exact.host import source as host
 
 
 def collected(**environ: str) -> dict[str, Any]:
@@ -71,10 +73,10 @@ def test_where_it_was_imported_from(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_headers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patching, "find_install", lambda: None)
+    monkeypatch.setattr(headers, "find_install", lambda: None)
     assert env.headers() is None
-    install = patching.Install("9.9", Path("/nowhere"))
-    monkeypatch.setattr(patching, "find_install", lambda: install)
+    install = headers.Install("9.9", Path("/nowhere"))
+    monkeypatch.setattr(headers, "find_install", lambda: install)
     shown = env.headers()
     assert shown is not None
     assert shown.startswith("9.9: found sgl-deep-gemm 9.9; expected one of 0.2.0")

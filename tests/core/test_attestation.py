@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from sglang_exact import attestation, compat, host
+from sglang_exact import attestation
+from sglang_exact.host import compat
+from sglang_exact.host import source as host
 from sglang_exact.reasons import Reason
 from sglang_exact.settings import Settings
 

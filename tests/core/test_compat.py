@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sglang_exact import compat, hooks, host, launch_server
+from sglang_exact import hooks, launch_server
 from sglang_exact.cli import doctor
 from sglang_exact.client import machine
+from sglang_exact.host import compat
+from sglang_exact.host import source as host
 from sglang_exact.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]

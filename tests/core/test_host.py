@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_exact import host
+from sglang_exact.host import source as host
 
 BODY = '''
 """A module."""

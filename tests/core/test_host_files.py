@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
-from sglang_exact import attestation, compat, gate, host, host_files
+from sglang_exact import attestation, gate
 from sglang_exact.hooks import rank
+from sglang_exact.host import compat
+from sglang_exact.host import files as host_files
+from sglang_exact.host import source as host
 from sglang_exact.settings import Settings
 
 FILES = {

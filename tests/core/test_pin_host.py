@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from sglang_exact import compat, hooks, host, host_files
+from sglang_exact import hooks
 from sglang_exact.hooks.base import Hook
+from sglang_exact.host import compat
+from sglang_exact.host import files as host_files
+from sglang_exact.host import source as host
 from tools.pins import changes as host_changes
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from sglang_exact import attestation, compat, plugins
+from sglang_exact import attestation, plugins
+from sglang_exact.host import compat
 from sglang_exact.settings import Settings
 
 OURS = metadata.EntryPoint(plugins.NAME, plugins.VALUE, plugins.GROUP)

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sglang_exact import compat, host, host_variables, variables
+from sglang_exact import variables
+from sglang_exact.host import compat
+from sglang_exact.host import source as host
+from sglang_exact.host import variables as host_variables
 from tools.pins import changes as host_changes
 
 TABLES = variables.tables()

@@ -106,15 +106,15 @@ def test_image(built: Build) -> None:
 
 @pytest.mark.host
 def test_header_is_patched(built: Build) -> None:
-    from sglang_exact import patching
+    from sglang_exact.host import headers
 
     assert "0.2.2: patched in place" in built.text
     assert "0.2.2: fenced" in built.text
-    install = patching.Install("0.2.2", site_packages(built.base))
-    assert patching.reasons(install, patching.load_manifest()) == []
+    install = headers.Install("0.2.2", site_packages(built.base))
+    assert headers.reasons(install, headers.load_manifest()) == []
     # The control: the wheel it came from has no fence.
-    untouched = patching.Install("0.2.2", wheel_root("0.2.2"))
-    assert patching.reasons(untouched, patching.load_manifest()) != []
+    untouched = headers.Install("0.2.2", wheel_root("0.2.2"))
+    assert headers.reasons(untouched, headers.load_manifest()) != []
 
 
 @pytest.mark.host

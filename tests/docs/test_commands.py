@@ -20,7 +20,7 @@ import docs_reader
 import pytest
 from docs_reader import Block, Command
 
-from sglang_exact import host
+from sglang_exact.host import source as host
 from sglang_exact.rehearsal import launch_server as rehearsal_launcher
 from sglang_exact.rehearsal.environment import environment
 

@@ -17,9 +17,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from sglang_exact import host  # noqa: E402
 from sglang_exact.hooks import autotune  # noqa: E402
 from sglang_exact.hooks.prefill_grid import GRID  # noqa: E402
+from sglang_exact.host import source as host  # noqa: E402
 
 pytestmark = pytest.mark.host
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sglang_exact import host
 from sglang_exact.hooks import request_limit
+from sglang_exact.host import source as host
 from sglang_exact.scope_model import MAX_REQUESTS
 
 

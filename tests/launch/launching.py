@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sglang_exact import host
+from sglang_exact.host import source as host
 from sglang_exact.reasons import HEADLINE
 from sglang_exact.rehearsal.environment import environment
 

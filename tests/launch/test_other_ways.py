@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from launching import LAUNCHER, SERVE, at_start, flags, run
 
-from sglang_exact import host
+from sglang_exact.host import source as host
 
 pytestmark = pytest.mark.host
 

@@ -33,7 +33,7 @@ WINGS = {
     ),
     # The command line: asks, and its doctor looks at what would be served.
     "cli": ("sglang_exact.__main__", "sglang_exact.cli"),
-    "workshop": ("sglang_exact.host_changes", "sglang_exact.rehearsal", "scripts"),
+    "workshop": ("sglang_exact.rehearsal", "scripts"),
     # The version alone.
     "root": ("sglang_exact",),
 }

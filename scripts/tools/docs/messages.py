@@ -19,7 +19,6 @@ from tools import ROOT
 # Table of messages -> the sources whose messages it holds; the longest prefix counts.
 SECTIONS = {
     "messages-host": (
-        "sglang_exact/compat",
         "sglang_exact/host",
         "scripts/tools/pins",
     ),
@@ -50,7 +49,7 @@ SECTIONS = {
     ),
     "messages-step": ("sglang_exact/hooks",),
     "messages-kernels": ("kernels/", "sglang_exact/hooks/small_m_gemm"),
-    "messages-headers": ("sglang_exact/patching",),
+    "messages-headers": ("sglang_exact/host/headers",),
     "messages-verify": (
         "sglang_exact/verify",
         "sglang_exact/client",

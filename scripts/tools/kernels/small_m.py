@@ -319,7 +319,7 @@ def report(n: int, k: int, row: dict[str, Any]) -> None:
 
 def facts() -> dict[str, Any]:
     """What a figure needs beside it: versions, device, date, command."""
-    from sglang_exact.host import version
+    from sglang_exact.host.source import version
 
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     driver = subprocess.run(query, capture_output=True, text=True, check=False)

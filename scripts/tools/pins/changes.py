@@ -17,8 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from sglang_exact import compat, host, host_files, host_variables
 from sglang_exact.hooks.base import Hook
+from sglang_exact.host import compat
+from sglang_exact.host import files as host_files
+from sglang_exact.host import source as host
+from sglang_exact.host import variables as host_variables
 
 MISSING, SIGNATURE, SOURCE, UNPINNED, UNUSED = KINDS = (
     "missing",

@@ -17,7 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sglang_exact import compat, hooks, host_files
+from sglang_exact import hooks
+from sglang_exact.host import compat
+from sglang_exact.host import files as host_files
 from tools import ROOT
 from tools.pins import changes as host_changes
 from tools.pins.changes import Change, HostTree

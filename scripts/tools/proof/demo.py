@@ -24,7 +24,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from sglang_exact import __version__, host
+from sglang_exact import __version__
+from sglang_exact.host import source as host
 from sglang_exact.rehearsal import models
 from tools.proof.arms import Arm
 from tools.proof.matrix import judge

@@ -19,11 +19,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sglang_exact import host
 from sglang_exact.bench.exactness import Tally
 from sglang_exact.client import machine
 from sglang_exact.client.answer import Sample
 from sglang_exact.client.blocking import Completion
+from sglang_exact.host import source as host
 from sglang_exact.rehearsal import models, oracle
 from sglang_exact.rehearsal.drafters import DRAFT_KINDS
 from sglang_exact.rehearsal.server import Server

@@ -16,7 +16,8 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from sglang_exact import host, host_files
+from sglang_exact.host import files as host_files
+from sglang_exact.host import source as host
 from sglang_exact.reasons import Reason
 from sglang_exact.settings import Settings
 
@@ -45,7 +46,7 @@ class Pins(NamedTuple):
 
 def pinned_versions() -> list[str]:
     """Host releases that have a pins file."""
-    names = [p.name for p in resources.files("sglang_exact.pins").iterdir()]
+    names = [p.name for p in resources.files("sglang_exact.host.pins").iterdir()]
     return sorted(
         n.removeprefix("sglang-").removesuffix(".json")
         for n in names
@@ -55,7 +56,7 @@ def pinned_versions() -> list[str]:
 
 def load(version: str) -> Pins | None:
     """The pins of a host release, or None when there are none."""
-    file = resources.files("sglang_exact.pins") / f"sglang-{version}.json"
+    file = resources.files("sglang_exact.host.pins") / f"sglang-{version}.json"
     if not file.is_file():
         return None
     data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -74,7 +75,7 @@ def load(version: str) -> Pins | None:
 
 def not_supported() -> dict[str, str]:
     """Releases that were tried and are not supported: version -> why."""
-    file = resources.files("sglang_exact.pins") / "not_supported.json"
+    file = resources.files("sglang_exact.host.pins") / "not_supported.json"
     found: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
     return found
 

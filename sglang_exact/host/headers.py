@@ -3,8 +3,8 @@
 
 DeepGEMM compiles its kernels at run time from headers in its wheel. A version whose
 sm120 kernel lacks a fence is refused on such a GPU; its header is edited in place when
-a user asks: `python -m sglang_exact.patching --in-place`. Whatever the manifest does
-not know, by version or by content, is refused.
+a user asks: `python -m sglang_exact.host.headers --in-place`. Whatever the manifest
+does not know, by version or by content, is refused.
 
 As a program: status 0 fenced, 1 not fenced, 2 refused (unknown version or content, or
 a file that cannot be written).
@@ -43,8 +43,8 @@ __all__ = [
 ]
 
 DIST = "sgl-deep-gemm"
-_SHIPPED = Path(__file__).parent / "_patches"
-PATCHES = _SHIPPED if _SHIPPED.is_dir() else Path(__file__).parents[1] / "patches"
+_SHIPPED = Path(__file__).parents[1] / "_patches"
+PATCHES = _SHIPPED if _SHIPPED.is_dir() else Path(__file__).parents[2] / "patches"
 
 FENCED, UNFENCED, UNKNOWN = "fenced", "unfenced", "unknown"
 
@@ -162,7 +162,7 @@ def reasons(install: Install | None, entries: Iterable[Entry]) -> list[Reason]:
             f"{DIST} {install.version} without the fence of its sm120 bf16 kernel",
             "the fence, as in 0.2.3 and later",
             f"pip install --no-deps {DIST}==0.2.3.post2, or add it to the installed "
-            "header: python -m sglang_exact.patching --in-place (in a checkout: "
+            "header: python -m sglang_exact.host.headers --in-place (in a checkout: "
             "scripts/apply_patches --in-place)",
         )
     ]
@@ -238,7 +238,7 @@ def patch_in_place(
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m sglang_exact.patching",
+        prog="python -m sglang_exact.host.headers",
         description="Are DeepGEMM's sm120 headers safe? Add the fence where asked.",
         allow_abbrev=False,
     )

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from sglang_exact import host
+from sglang_exact.host import source as host
 
 # `sglang/test`, the benchmarks and the image and video models serve no tokens.
 TOPS = ("*.py", "srt", "kernels", "lang", "cli")
@@ -42,7 +42,7 @@ class Changes(NamedTuple):
 @lru_cache(maxsize=4)
 def pinned(version: str) -> Mapping[str, str]:
     """Path below the folder `sglang` -> its pin; empty where there are none."""
-    file = resources.files("sglang_exact.pins") / f"files-{version}.json"
+    file = resources.files("sglang_exact.host.pins") / f"files-{version}.json"
     if not file.is_file():
         return {}
     return MappingProxyType(json.loads(file.read_text(encoding="utf-8")))
