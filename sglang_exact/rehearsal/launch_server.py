@@ -15,13 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-try:
-    from sglang_exact.rehearsal import models
-except ModuleNotFoundError as error:
-    raise SystemExit(
-        f"found no {error.name}; expected the environment of a rehearsal; fix: "
-        "scripts/rehearsal_env, then .venv-rehearsal/bin/python"
-    ) from error
+from sglang_exact.rehearsal import models
 from sglang_exact.rehearsal.drafters import DRAFT_KINDS, DRAFTERS, draft_flags
 from sglang_exact.rehearsal.environment import environment
 from sglang_exact.rehearsal.server import CPU_FLAGS, DETERMINISTIC_FLAGS
@@ -68,7 +62,13 @@ def command(argv: Sequence[str]) -> list[str]:
 
 def main() -> None:
     """Become the server process."""
-    line = command(sys.argv[1:])
+    try:
+        line = command(sys.argv[1:])
+    except ModuleNotFoundError as error:
+        raise SystemExit(
+            f"found no {error.name}; expected the environment of a rehearsal; fix: "
+            "scripts/rehearsal_env, then .venv-rehearsal/bin/python"
+        ) from error
     os.execve(line[0], line, environment())
 
 

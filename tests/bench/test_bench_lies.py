@@ -14,13 +14,14 @@ from bench_runs import against, record, write_ids
 from bench_server import BenchServer
 from fake_server import Lies
 
-from sglang_exact.bench import drive, exactness, provenance, run, servers, stats
+from sglang_exact.bench import exactness, provenance, run, servers, stats
 from sglang_exact.bench.accept import tables as accept_table
 from sglang_exact.bench.drive import CannotRun, shorter
 from sglang_exact.bench.leaderboard import measure as leaderboard
 from sglang_exact.bench.leaderboard.run_log import RunLog
 from sglang_exact.bench.quality import tables as quality_table
 from sglang_exact.bench.run import BenchRun, RunError
+from sglang_exact.client import http
 from sglang_exact.client.answer import (
     STREAMED,
     Answer,
@@ -218,7 +219,7 @@ def test_a_line_without_end_is_one_failure(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_stream_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request("r", 8, ids=(1, 2), ignore_eos=True)
     assert ask(BenchServer(), lambda c: c.ask(request, STREAMED)).sample
-    monkeypatch.setattr(drive, "MAX_STREAM", 100)
+    monkeypatch.setattr(http, "MAX_STREAM", 100)
     answer = ask(BenchServer(), lambda c: c.ask(request, STREAMED))
     assert answer.sample is None and "longer than 100 bytes" in answer.error
 

@@ -76,12 +76,19 @@ def test_without_torch_and_host() -> None:
     assert done.stdout.count("fix: pip install 'sglang==0.5.23'") == 2
 
 
-def test_rehearsal_outside_its_environment() -> None:
-    code = "import runpy; runpy.run_module('sglang_exact.rehearsal.launch_server')"
+def test_rehearsal_outside_its_environment(tmp_path: Path) -> None:
+    code = (
+        "sys.argv = ['launch_server']; import runpy; runpy.run_module("
+        "'sglang_exact.rehearsal.launch_server', run_name='__main__')"
+    )
     paths = [str(ROOT), str(ROOT / "kernels")]
     done = subprocess.run(
         [sys.executable, "-c", f"{BARE}\n{code}"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TMPDIR": str(tmp_path),
+        },
         capture_output=True,
         text=True,
         timeout=400,
