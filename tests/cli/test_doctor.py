@@ -96,7 +96,7 @@ def test_rehearsal_outside_its_environment(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert done.stderr.startswith("found no numpy; expected the environment")
+    assert done.stderr.startswith("found no torch; expected the environment")
 
 
 def test_launcher_names_its_own_flags() -> None:
