@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from sglang_exact import __version__, plugins, served
+from sglang_exact.hooks.base import SCHEDULER
+from sglang_exact.hooks.registered import Decision
 from sglang_exact.host import compat
 from sglang_exact.host import files as host_files
 from sglang_exact.host import source as host
@@ -97,15 +99,20 @@ def runtime_facts(scheduler: Any) -> dict[str, Any]:
     return facts
 
 
-def record(settings: Settings, facts: dict[str, Any]) -> dict[str, Any]:
-    """The attestation of this process; JSON types only."""
-    from sglang_exact import hooks, plugin, selftest
+def record(
+    decided: Decision, facts: dict[str, Any], self_test: dict[str, Any]
+) -> dict[str, Any]:
+    """The attestation of a rank; JSON types only.
 
-    names = hooks.pinned_names()
+    Args:
+        decided: what the rank registered.
+        facts: of `runtime_facts`.
+        self_test: what the self-test reported.
+    """
+    settings, names = decided.settings, list(decided.pinned_names)
     pinned = not [*compat.reasons(names), *compat.loaded_reasons()]
     other = [reason.found for reason in compat.stack_reasons()]
-    known = [*hooks.ALL, *hooks.select(settings, hooks.SCHEDULER)]
-    beside = plugins.names(os.environ, known)
+    beside = plugins.names(os.environ, decided.known)
     proven = pinned and not other and not beside
     return {
         "version": __version__,
@@ -119,14 +126,14 @@ def record(settings: Settings, facts: dict[str, Any]) -> dict[str, Any]:
         "host_fingerprint": host_fingerprint(names),
         "host_files": files_fingerprint(),
         "plugins": beside,
-        "roles": list(plugin.loaded_roles or ()),
-        "hooks": [h.name for h in hooks.select(settings, hooks.SCHEDULER)],
+        "roles": list(decided.roles) if settings.enable else [],
+        "hooks": [hook.name for hook in decided.of(SCHEDULER)],
         "digest": digest(),
         "stack": host.stack_versions(),
         "not_pinned": other,
         "python": ".".join(map(str, sys.version_info[:3])),
         "small_m": settings.small_m,
-        "self_test": selftest.last_report(),
+        "self_test": self_test,
         "sampling": "greedy and seeded are exact; without a seed, seed 42",
         "test_settings": settings.test_settings(),
         **facts,

@@ -154,6 +154,7 @@ def show_help() -> None:
 def serve(argv: list[str], check_only: bool) -> None:
     """Load the plugins, resolve the arguments, and run the host's server."""
     from sglang_exact import gate, hooks
+    from sglang_exact.hooks import registered
 
     try:
         from sglang.srt.plugins import load_plugins
@@ -164,9 +165,7 @@ def serve(argv: list[str], check_only: bool) -> None:
         from sglang.srt.utils import kill_process_tree
     except ImportError as error:
         raise Refused([gate.import_reason("sglang.launch_server", error)]) from error
-    # Not imported here: where its import failed, the host has logged why.
-    plugin = sys.modules.get("sglang_exact.plugin")
-    if hooks.MAIN not in (getattr(plugin, "loaded_roles", None) or ()):
+    if hooks.MAIN not in registered.roles():
         raise Refused(
             [
                 Reason(

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from sglang_exact.reasons import Reason
     from sglang_exact.settings import Settings
 
-loaded_roles: tuple[str, ...] | None = None
-"""Roles under which this process registered the overlay, or None while it is off."""
-
 
 def register() -> None:
     """Register the overlay's hooks in this process, or leave with SystemExit.
@@ -33,9 +30,9 @@ def _register() -> None:
     import os
 
     from sglang_exact import gate, hooks, plugins, roles, scope, settings
+    from sglang_exact.hooks import registered
     from sglang_exact.host import compat
 
-    global loaded_roles
     config, reasons = settings.read(os.environ)
     if not reasons and not config.enable and not config.any_test:
         return
@@ -49,13 +46,13 @@ def _register() -> None:
     found = roles.current()
     if not found:
         return
-    selected = hooks.select(config, *found)
-    if reasons := gate.import_reasons(selected):
+    decision = hooks.decide(config, found)
+    if reasons := gate.import_reasons(decision.hooks):
         gate.exit_with([*_gpu_reasons(config), *reasons])
     if config.enable and hooks.MAIN in found:
         gate.show_plainly()
-    _apply(selected, config.allow_plugins)
-    loaded_roles = found if config.enable else None
+    _apply(decision.hooks, config.allow_plugins)
+    registered.write(decision)
 
 
 def _gpu_reasons(config: Settings) -> list[Reason]:
@@ -70,7 +67,7 @@ def _gpu_reasons(config: Settings) -> list[Reason]:
     return scope.gpu_reasons(None)
 
 
-def _apply(selected: list[Hook], allowed: tuple[str, ...]) -> None:
+def _apply(selected: tuple[Hook, ...], allowed: tuple[str, ...]) -> None:
     """Register the hooks, and check their effect once the host has applied them."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 

@@ -8,6 +8,7 @@ capture. On the CPU (rehearsal) it does not run: the interpreter proves no bits.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 from sglang_exact.reasons import Reason
@@ -20,16 +21,15 @@ def last_report() -> dict[str, Any]:
     return dict(_report)
 
 
-def run(model_runner: Any) -> list[Reason]:
-    """Compare kernels bit for bit on this device; returns reasons on a mismatch."""
+def run(model_runner: Any, names: Collection[str], small_m: int) -> list[Reason]:
+    """Compare kernels bit for bit on this device; returns reasons on a mismatch.
+
+    `names`: the hooks of this rank; `small_m`: largest M of the small-M tiles.
+    """
     if not str(model_runner.device).startswith("cuda"):
         return []
-    import os
+    from sglang_exact import selftest_attention, selftest_gdn
 
-    from sglang_exact import hooks, selftest_attention, selftest_gdn, settings
-
-    config, _ = settings.read(os.environ)
-    names = {hook.name for hook in hooks.select(config, hooks.SCHEDULER)}
     started = time.monotonic()
     reasons: list[Reason] = []
     if "gdn_verify" in names:
@@ -40,7 +40,7 @@ def run(model_runner: Any) -> list[Reason]:
         reasons += selftest_attention.run_prefill(model_runner)
     reasons += _deep_gemm(model_runner)
     if "small_m_gemm" in names:
-        reasons += _small_m(model_runner, config.small_m)
+        reasons += _small_m(model_runner, small_m)
     _report.update(
         ran=True,
         seconds=round(time.monotonic() - started, 2),

@@ -6,9 +6,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from sglang_exact.hooks.registered import Decision
+    from sglang_exact.settings import Settings
 
 
 def _has_cuda() -> bool:
@@ -47,6 +53,21 @@ def pytest_collection_modifyitems(
         for marker, reason in missing.items():
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def decide() -> Iterator[Callable[[Settings], Decision]]:
+    """Writes down a decision of both roles, as `plugin.register` does, for one test."""
+    from sglang_exact import hooks
+    from sglang_exact.hooks import registered
+
+    def write(settings: Settings) -> Decision:
+        decided = hooks.decide(settings, (hooks.MAIN, hooks.SCHEDULER))
+        registered.write(decided)
+        return decided
+
+    yield write
+    registered.write(None)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

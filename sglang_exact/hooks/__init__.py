@@ -37,6 +37,7 @@ from sglang_exact.hooks import (
     vocab_parallel,
 )
 from sglang_exact.hooks.base import MAIN, SCHEDULER, Hook
+from sglang_exact.hooks.registered import Decision
 from sglang_exact.reasons import Reason
 from sglang_exact.settings import Settings
 
@@ -45,6 +46,7 @@ __all__ = [
     "MAIN",
     "SCHEDULER",
     "Hook",
+    "decide",
     "name_reasons",
     "pinned_names",
     "select",
@@ -139,6 +141,13 @@ def select(config: Settings, *roles: str) -> list[Hook]:
     if SCHEDULER in roles:
         found += _test_hooks(config)
     return found
+
+
+def decide(config: Settings, roles: tuple[str, ...]) -> Decision:
+    """What a process of these roles is to register under these settings."""
+    selected = tuple(select(config, *roles))
+    known = (*ALL, *(hook for hook in selected if hook.test))
+    return Decision(config, roles, selected, known, tuple(pinned_names()))
 
 
 def name_reasons(config: Settings) -> list[Reason]:

@@ -20,7 +20,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from sglang_exact import attestation, gate, roles, scope, scope_model, settings
+from sglang_exact import attestation, gate, roles, scope, scope_model
+from sglang_exact.hooks import registered
 from sglang_exact.hooks.base import MAIN, Hook, effect_reasons
 from sglang_exact.hooks.rank import setup_reasons
 from sglang_exact.host import headers
@@ -41,8 +42,8 @@ def _early_reasons(args: Any) -> list[Reason]:
 
     Only a local checkpoint is looked at; one on a hub is judged after resolution.
     """
-    config, reasons = settings.read(os.environ)
-    if not config.rehearsal:
+    reasons: list[Reason] = []
+    if not registered.read().settings.rehearsal:
         reasons += scope.gpu_reasons(_capability(str(args.device or "cuda")))
     if found := _config_of(str(args.model_path)):
         dtype = found.get("dtype") or found.get("torch_dtype") or "bfloat16"
@@ -71,15 +72,7 @@ def _effect_reasons() -> list[Reason]:
 
     The gate looked right after the host applied them; another plugin may come later.
     """
-    return [r for hook in _main_hooks() for r in effect_reasons(hook)]
-
-
-def _main_hooks() -> list[Hook]:
-    """The hooks of the process that serves HTTP."""
-    from sglang_exact import hooks
-
-    config, _ = settings.read(os.environ)
-    return hooks.select(config, MAIN)
+    return [r for hook in registered.read().of(MAIN) for r in effect_reasons(hook)]
 
 
 def _capability(device: str) -> tuple[int, int] | None:
@@ -108,11 +101,9 @@ def check_arguments(self: Any) -> None:
     """Before ServerArgs.check_server_args: every reason at once, or silence."""
     from sglang.srt.arg_groups.overrides import resolved_view
 
-    config, reasons = settings.read(os.environ)
     cfg = resolved_view(self)
-    reasons += _effect_reasons()
-    reasons += setup_reasons(self)
-    if not config.rehearsal:
+    reasons = [*_effect_reasons(), *setup_reasons(self)]
+    if not registered.read().settings.rehearsal:
         capability = _capability(str(cfg.device))
         reasons += scope.gpu_reasons(capability)
         reasons += scope.gpu_mix_reasons(_gpu_names(cfg))
@@ -223,13 +214,12 @@ def attest_ranks(
     reasons += _effect_reasons()
     if reasons:
         gate.refuse(reasons)
-    from sglang_exact import plugin
-
+    decided = registered.read()
     for info in result:
         info[attestation.KEY]["ranks"] = len(result)
         info[attestation.KEY]["http"] = {
-            "roles": list(plugin.loaded_roles or ()),
-            "hooks": [hook.name for hook in _main_hooks()],
+            "roles": list(decided.roles),
+            "hooks": [hook.name for hook in decided.of(MAIN)],
         }
     return result
 

@@ -21,8 +21,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from sglang_exact import attestation, settings
-from sglang_exact.hooks.base import Hook, effect_reasons
+from sglang_exact import attestation
+from sglang_exact.hooks import registered
+from sglang_exact.hooks.base import SCHEDULER, Hook, effect_reasons
 from sglang_exact.hooks.gdn_verify import UnsupportedVerify
 from sglang_exact.reasons import Reason, Refused
 
@@ -40,13 +41,12 @@ def check_rank(
     The host would log a traceback and kill the launcher; this way the launcher reads
     the rank's exit status and ends with a message of its own.
     """
-    from sglang_exact import gate, hooks, roles, scope
+    from sglang_exact import gate, roles, scope
 
-    config, reasons = settings.read(os.environ)
-    reasons += scope.environment_reasons(os.environ)
+    reasons = scope.environment_reasons(os.environ)
     unsigned = roles.launcher_reasons(os.environ)
     reasons += unsigned
-    for hook in hooks.select(config, hooks.SCHEDULER):
+    for hook in registered.read().of(SCHEDULER):
         reasons += effect_reasons(hook)
     reasons += setup_reasons(server_args)
     if reasons:
@@ -67,13 +67,13 @@ def setup_reasons(server_args: Any) -> list[Reason]:
     from sglang_exact import scope, scope_arguments, scope_model
 
     cfg = resolved_view(server_args)
-    config, _ = settings.read(os.environ)
+    rehearsal = registered.read().settings.rehearsal
     given = scope.given(server_args)
     return [
         *scope.argument_reasons(cfg),
         *scope_arguments.left_alone_reasons(server_args, given),
         *scope_model.resolved_reasons(cfg, model_config_of(server_args)),
-        *scope.rehearsal_reasons(config.rehearsal, str(cfg.device)),
+        *scope.rehearsal_reasons(rehearsal, str(cfg.device)),
     ]
 
 
@@ -84,34 +84,39 @@ def self_test(result: None, self: Any) -> None:
     from sglang_exact import scope_model, selftest
 
     reasons = scope_model.live_reasons(self.model, self.kv_cache_dtype)
-    reasons += [] if reasons else selftest.run(self)
+    if not reasons:
+        decided = registered.read()
+        names = {hook.name for hook in decided.of(SCHEDULER)}
+        reasons = selftest.run(self, names, decided.settings.small_m)
     if reasons:
         raise Refused(reasons)
 
 
 def add_attestation(result: dict[str, Any], self: Any) -> dict[str, Any]:
     """After Scheduler.get_init_info: what this rank reports about itself."""
-    from sglang_exact import gate, scope_model
+    from sglang_exact import gate, scope_model, selftest
 
-    config, _ = settings.read(os.environ)
+    decided = registered.read()
     pool = self.tp_worker.model_runner.token_to_kv_pool
-    if reasons := [*late_reasons(config), *scope_model.cache_reasons(pool.dtype)]:
+    if reasons := [*late_reasons(decided), *scope_model.cache_reasons(pool.dtype)]:
         gate.leave(Refused(reasons))
-    record = attestation.record(config, attestation.runtime_facts(self))
+    record = attestation.record(
+        decided, attestation.runtime_facts(self), selftest.last_report()
+    )
     logger.info("%s", attestation.log_line(record))
     attestation.publish_metrics(record)
     return {**result, attestation.KEY: record}
 
 
-def late_reasons(config: settings.Settings) -> list[Reason]:
+def late_reasons(decided: registered.Decision) -> list[Reason]:
     """Reasons in what this rank loaded and hooked by the time its model stands."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    from sglang_exact import gate, hooks
+    from sglang_exact import gate
     from sglang_exact.host import compat
 
-    known = [*hooks.ALL, *hooks.select(config, hooks.SCHEDULER)]
-    reasons = gate.foreign_reasons(known, HookRegistry, config.allow_plugins)
+    config = decided.settings
+    reasons = gate.foreign_reasons(decided.known, HookRegistry, config.allow_plugins)
     return reasons if config.allow_unpinned_host else reasons + compat.loaded_reasons()
 
 

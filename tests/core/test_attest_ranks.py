@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from sglang_exact import attestation, gate
 from sglang_exact.hooks import launch
+from sglang_exact.hooks.registered import Decision
 from sglang_exact.reasons import Refused
+from sglang_exact.settings import Settings
 
 
 def info(rank: int, **changes: object) -> dict[str, Any]:
@@ -24,7 +27,10 @@ def attest(*infos: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(autouse=True)
-def hooks_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+def hooks_in_force(
+    monkeypatch: pytest.MonkeyPatch, decide: Callable[[Settings], Decision]
+) -> None:
+    decide(Settings(enable=True))
     monkeypatch.setattr(launch, "_effect_reasons", lambda: [])
 
 

@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 
-from sglang_exact import attestation
+from sglang_exact import attestation, hooks
 from sglang_exact.host import compat
 from sglang_exact.host import source as host
 from sglang_exact.reasons import Reason
 from sglang_exact.settings import Settings
+
+
+def recorded(settings: Settings) -> dict[str, Any]:
+    """What a rank on a GPU attests under these settings."""
+    decided = hooks.decide(settings, (hooks.SCHEDULER,))
+    return attestation.record(decided, {"device": "cuda:0"}, {"ran": False})
 
 
 def rank(number: int, **changes: object) -> dict[str, Any]:
@@ -98,7 +104,7 @@ def test_a_changed_host_is_never_bitwise(
     monkeypatch.setattr(compat, "reasons", lambda names: reasons)
     monkeypatch.setattr(compat, "stack_reasons", list)
     on = Settings(enable=True, allow_unpinned_host=True)
-    found = attestation.record(on, {"device": "cuda:0"})
+    found = recorded(on)
     assert found["host_pinned"] is not changed
     assert (found["numerics"] == attestation.BITWISE) is not changed
 
@@ -118,7 +124,7 @@ def test_another_stack_is_never_bitwise(
     monkeypatch.setattr(host, "version", lambda name: "0.5.23")
     monkeypatch.setattr(host, "stack_versions", lambda: versions)
     on = Settings(enable=True, allow_unpinned_host=True)
-    found = attestation.record(on, {"device": "cuda:0"})
+    found = recorded(on)
     assert found["not_pinned"] == ["torch 2.13.0"] * changed
     assert (found["numerics"] == attestation.BITWISE) is not changed
     assert ("NOT pinned: torch 2.13.0" in attestation.log_line(found)) is changed

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from importlib import machinery
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ import pytest
 
 from sglang_exact import attestation, gate
 from sglang_exact.hooks import rank
+from sglang_exact.hooks.registered import Decision
 from sglang_exact.host import compat
 from sglang_exact.host import files as host_files
 from sglang_exact.host import source as host
@@ -149,19 +151,22 @@ def test_where_modules_came_from(package: Path) -> None:
 
 @pytest.mark.parametrize("waived", [False, True])
 def test_a_rank_looks_at_what_it_loaded(
-    monkeypatch: pytest.MonkeyPatch, waived: bool
+    monkeypatch: pytest.MonkeyPatch,
+    waived: bool,
+    decide: Callable[[Settings], Decision],
 ) -> None:
     """Before it attests; a waived host attests as unverified instead."""
     monkeypatch.setattr(host_files, "loaded_here", lambda: {"sglang.x": "/shadow/x.py"})
     monkeypatch.setattr(gate, "foreign_reasons", lambda hooks, registry, allowed: [])
-    found = rank.late_reasons(Settings(enable=True, allow_unpinned_host=waived))
+    found = rank.late_reasons(decide(Settings(enable=True, allow_unpinned_host=waived)))
     assert [r.found for r in found] == [
         "host modules that came from elsewhere: sglang.x (/shadow/x.py)"
     ] * (not waived)
     monkeypatch.setattr(compat, "reasons", lambda names: [])
     monkeypatch.setattr(compat, "stack_reasons", list)
-    record = attestation.record(Settings(enable=True), {"device": "cuda:0"})
+    on, facts = decide(Settings(enable=True)), {"device": "cuda:0"}
+    record = attestation.record(on, facts, {})
     assert record["numerics"] == attestation.UNVERIFIED
     monkeypatch.setattr(host_files, "loaded_here", dict)
-    record = attestation.record(Settings(enable=True), {"device": "cuda:0"})
+    record = attestation.record(on, facts, {})
     assert record["numerics"] == attestation.BITWISE

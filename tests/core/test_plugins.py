@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from sglang_exact import attestation, plugins
+from sglang_exact.hooks.registered import Decision
 from sglang_exact.host import compat
 from sglang_exact.settings import Settings
 
@@ -72,14 +74,16 @@ def test_a_name_allows_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("beside", [[], ["other"]])
 def test_never_bitwise_beside_another_plugin(
-    monkeypatch: pytest.MonkeyPatch, beside: list[str]
+    monkeypatch: pytest.MonkeyPatch,
+    beside: list[str],
+    decide: Callable[[Settings], Decision],
 ) -> None:
     """It is named, and so are hooks that nobody's entry point explains."""
     monkeypatch.setattr(compat, "reasons", lambda names: [])
     monkeypatch.setattr(compat, "stack_reasons", list)
     monkeypatch.setattr(compat, "loaded_reasons", list)
     monkeypatch.setattr(plugins, "names", lambda environ, hooks: beside)
-    found = attestation.record(Settings(enable=True), {"device": "cuda:0"})
+    found = attestation.record(decide(Settings(enable=True)), {"device": "cuda:0"}, {})
     assert found["plugins"] == beside
     assert (found["numerics"] == attestation.BITWISE) is (beside == [])
 

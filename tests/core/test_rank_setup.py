@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from sglang_exact import gate, hooks, roles, scope, scope_model
+from sglang_exact import gate, roles, scope, scope_model
 from sglang_exact.hooks import launch, rank
+from sglang_exact.hooks.registered import Decision
 from sglang_exact.reasons import Reason, Refused
+from sglang_exact.settings import Settings
 
 
 class Left(BaseException):
@@ -24,7 +27,9 @@ class Left(BaseException):
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_rank_looks_at_arguments_and_model(
-    monkeypatch: pytest.MonkeyPatch, wrong: bool
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: bool,
+    decide: Callable[[Settings], Decision],
 ) -> None:
     """Whether the launcher was a child of another process does not matter."""
     reason = Reason("--attention-backend fa3", "triton", "drop it")
@@ -35,7 +40,7 @@ def test_rank_looks_at_arguments_and_model(
         raise Left
 
     monkeypatch.setattr(gate, "leave", leave)
-    monkeypatch.setattr(hooks, "select", lambda config, role: [])
+    decide(Settings())
     monkeypatch.setattr(scope, "environment_reasons", lambda environ: [])
     monkeypatch.setattr(roles, "launcher_reasons", lambda environ: [])
     monkeypatch.setattr(rank, "setup_reasons", lambda args: [reason] if wrong else [])
@@ -183,7 +188,10 @@ def test_only_such_a_draft_is_looked_at(
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "7", "null", "\x00\xff"])
-def test_a_broken_target_is_left_to_the_host(tmp_path: Path, text: str) -> None:
+def test_a_broken_target_is_left_to_the_host(
+    tmp_path: Path, text: str, decide: Callable[[Settings], Decision]
+) -> None:
+    decide(Settings())
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     args = drafting(None, None, None)
     args.model_path, args.device, args.dtype = str(tmp_path), "cpu", "auto"
@@ -198,7 +206,10 @@ def test_a_broken_target_is_left_to_the_host(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_the_launcher_looks_at_the_draft_and_the_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: bool,
+    decide: Callable[[Settings], Decision],
 ) -> None:
     """All of it at once, in one refusal."""
     config = {"dflash_config": {"conv_kernel_size": 4}}
@@ -213,7 +224,7 @@ def test_the_launcher_looks_at_the_draft_and_the_workers(
     monkeypatch.setattr(launch, "_effect_reasons", list)
     monkeypatch.setattr(launch, "setup_reasons", lambda _: [])
     monkeypatch.setattr(scope_model, "model_reasons", lambda *_: [])
-    monkeypatch.setenv("SGLANG_EXACT_TEST_REHEARSAL", "1")
+    decide(Settings(rehearsal=True))
     if not wrong:
         launch.check_arguments(args)
         return

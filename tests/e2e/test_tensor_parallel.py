@@ -197,8 +197,8 @@ def test_one_rank_that_differs_stops_the_start(folder: Path, tmp_path: Path) -> 
 
             record = attestation.record
 
-            def other(settings, facts):
-                found = record(settings, facts)
+            def other(decided, facts, self_test):
+                found = record(decided, facts, self_test)
                 return found | {"digest": "0" * 64} if facts["rank"] == 1 else found
 
             attestation.record = other

@@ -25,11 +25,14 @@ pytestmark = pytest.mark.host
 RESOLVE = """
 import json, os, sys
 from sglang.srt.server_args import prepare_server_args
-from sglang_exact import scope
+from sglang_exact import hooks, scope, settings
+from sglang_exact.hooks import registered
 from sglang_exact.hooks.rank import setup_reasons
 
 def reasons(words, variables):
     os.environ.update(variables)
+    config, _ = settings.read(os.environ)
+    registered.write(hooks.decide(config, (hooks.MAIN,)))
     try:
         args = prepare_server_args(words)
         found = scope.fill(args)

@@ -44,10 +44,10 @@ before, state_before = look(), state()
 rank["run_scheduler_process"]()
 after, state_after = look(), state()
 changed = [name for name in before if before[name] != after[name]]
-from sglang_exact import plugin
+from sglang_exact.hooks import registered
 print(json.dumps({"targets": len(before), "changed": changed,
                   "registry_changed": state_before != state_after,
-                  "role": plugin.loaded_roles}))
+                  "role": registered.roles()}))
 """
 
 
@@ -78,7 +78,7 @@ def test_not_enabled(switch: dict[str, str]) -> None:
     assert found["targets"] > 10
     assert found["changed"] == []
     assert not found["registry_changed"]
-    assert found["role"] is None
+    assert found["role"] == []
 
 
 def test_enabled_changes_every_target_of_a_rank() -> None:

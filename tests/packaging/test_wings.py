@@ -157,6 +157,31 @@ def test_a_wrong_import_is_found(module: str, source: str, found: set[str]) -> N
     assert wrong(module, source) == found
 
 
+def circles(imported: dict[str, set[str]]) -> list[str]:
+    """Modules that import themselves by way of others."""
+    found = []
+    for start in sorted(imported):
+        seen: set[str] = set()
+        new = set(imported[start])
+        while new:
+            seen |= new
+            new = {n for m in new for n in imported.get(m, ())} - seen
+        found += [start] * (start in seen)
+    return found
+
+
+def test_what_serves_imports_in_no_circle() -> None:
+    served = {
+        module_of(path): set(imports(path.read_text(encoding="utf-8")))
+        for path in sources()
+        if wing_of(module_of(path)) == "served"
+    }
+    assert circles(served) == []
+    # Control: the self-test asks the list of hooks what is on.
+    served["sglang_exact.attestation"].add("sglang_exact.hooks")
+    assert "sglang_exact.hooks.rank" in circles(served)
+
+
 def test_the_asking_wing_has_floors() -> None:
     """client and view know neither verify nor bench, verify does not know bench."""
     apart = []
