@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_exact.client.bits import float32_bits
 from sglang_exact.client.blocking import Completion
 from sglang_exact.rehearsal import oracle
 from sglang_exact.rehearsal.drafters import DRAFT_KINDS
@@ -138,9 +139,9 @@ def test_engine_in_a_program(setup: Setup, reference: list[Completion]) -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     for answer, i in zip(found["answers"], SHORT, strict=True):
         meta = answer["meta_info"]
-        assert answer["output_ids"] == reference[i].ids
-        logprobs = [row[0] for row in meta["output_token_logprobs"]]
-        assert logprobs == reference[i].logprobs
+        assert tuple(answer["output_ids"]) == reference[i].ids
+        rows = meta["output_token_logprobs"]
+        assert tuple(float32_bits(row[0]) for row in rows) == reference[i].logprobs
         assert 0 < meta["spec_verify_ct"] < setup.new_tokens
     assert "hidden states" in found["refused"]
     record = found["attestation"]
