@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from sglang_exact.hooks import (
     accept,
     attention_verify,
@@ -88,40 +86,20 @@ ALL: tuple[Hook, ...] = (
 ALWAYS_ON = tuple(hook.name for hook in (*launch.HOOKS, *rank.HOOKS))
 
 
-def _test_hook(name: str, module: ModuleType) -> Hook:
-    """The one hook of a module of the rehearsal: TARGET, TYPE and `replacement`."""
-    return Hook(
-        name=f"test_{name}",
-        target=module.TARGET,
-        kind=module.TYPE,
-        replacement=module.replacement,
-        test=True,
-    )
-
-
 def _test_hooks(config: Settings) -> list[Hook]:
     found: list[Hook] = []
     if config.dummy_weights:
-        from sglang_exact.rehearsal import dummy_weights
+        from sglang_exact.hooks.testing import dummy_weights
 
-        found.append(_test_hook("dummy_weights", dummy_weights))
+        found += dummy_weights.HOOKS
     if config.oracle:
-        from sglang_exact.rehearsal import oracle
+        from sglang_exact.hooks.testing import oracle
 
-        found += [
-            Hook(
-                name=f"test_oracle_{name}",
-                target=target,
-                kind=kind,
-                replacement=replacement,
-                test=True,
-            )
-            for name, target, kind, replacement in oracle.HOOKS
-        ]
+        found += oracle.HOOKS
     if config.deep_gemm_default:
-        from sglang_exact.rehearsal import deep_gemm_default
+        from sglang_exact.hooks.testing import deep_gemm_default
 
-        found.append(_test_hook("deep_gemm_default", deep_gemm_default))
+        found += deep_gemm_default.HOOKS
     return found
 
 

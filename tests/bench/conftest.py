@@ -22,7 +22,7 @@ def engine_pair(
     tiny_models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EnginePair]:
     """Both servers, for the whole session; ready in under a minute."""
-    from sglang_exact.rehearsal.oracle import VARIABLE, write_plan
+    from sglang_exact.hooks.testing.oracle import VARIABLE, write_plan
     from sglang_exact.rehearsal.server import Server, draft_flags
 
     work = tmp_path_factory.mktemp("bench-engines")

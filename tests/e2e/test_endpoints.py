@@ -30,7 +30,7 @@ from request_cases import ChildServer, TextServer
 from traffic import prompt, small_models, speak_json
 
 from sglang_exact.hooks.copies import seed_of_copy
-from sglang_exact.rehearsal import oracle
+from sglang_exact.hooks.testing import oracle
 from sglang_exact.rehearsal.server import Server, draft_flags
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

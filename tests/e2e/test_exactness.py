@@ -16,7 +16,7 @@ import pytest
 
 from sglang_exact.client.bits import float32_bits
 from sglang_exact.client.blocking import Completion
-from sglang_exact.rehearsal import oracle
+from sglang_exact.hooks.testing import oracle
 from sglang_exact.rehearsal.drafters import DRAFT_KINDS
 from sglang_exact.rehearsal.environment import environment
 from tools.proof.arms import Arm

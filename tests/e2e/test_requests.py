@@ -35,7 +35,8 @@ from request_cases import (
 from traffic import bits, outcome, prompt
 
 from sglang_exact.client.blocking import Completion
-from sglang_exact.rehearsal import models, oracle, tokenizer
+from sglang_exact.hooks.testing import oracle
+from sglang_exact.rehearsal import models, tokenizer
 from sglang_exact.rehearsal.drafters import DRAFTERS
 from sglang_exact.rehearsal.server import Server, draft_flags
 from tools.proof import arms as proof_arms

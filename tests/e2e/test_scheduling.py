@@ -15,7 +15,7 @@ import pytest
 from traffic import Background, Bits, bits, outcomes, prompt, staggered, together
 
 from sglang_exact.client.blocking import Completion
-from sglang_exact.rehearsal import oracle
+from sglang_exact.hooks.testing import oracle
 from sglang_exact.rehearsal.server import Server, draft_flags
 
 pytestmark = pytest.mark.e2e

@@ -27,8 +27,9 @@ from request_cases import OverlapServer, TextServer, follow
 from traffic import outcome, prompt, small_models
 
 from sglang_exact.client.blocking import Completion
+from sglang_exact.hooks.testing import oracle
 from sglang_exact.host import source as host
-from sglang_exact.rehearsal import oracle, tokenizer
+from sglang_exact.rehearsal import tokenizer
 from sglang_exact.rehearsal.server import Server, draft_flags
 from tools.proof import arms as proof_arms
 

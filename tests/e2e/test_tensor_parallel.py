@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from sglang_exact.client.blocking import Completion
-from sglang_exact.rehearsal import models, oracle
+from sglang_exact.hooks.testing import oracle
+from sglang_exact.rehearsal import models
 from sglang_exact.rehearsal.server import Server, draft_flags
 from tools.proof.matrix import DISABLE_VARIABLE, is_equal, judge
 from tools.proof.passes import make_prompts

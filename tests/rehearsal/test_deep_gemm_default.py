@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from sglang_exact import hooks, settings
-from sglang_exact.rehearsal import deep_gemm_default
+from sglang_exact.hooks.testing import deep_gemm_default
 from sglang_exact.settings import Settings
 
 

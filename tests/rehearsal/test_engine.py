@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_exact.rehearsal import oracle
+from sglang_exact.hooks.testing import oracle
 from sglang_exact.rehearsal.server import Server, draft_flags
 
 pytestmark = pytest.mark.e2e

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sglang_exact.rehearsal import dummy_weights, models
+from sglang_exact.hooks.testing import dummy_weights
+from sglang_exact.rehearsal import models
 
 torch = pytest.importorskip("torch")
 
@@ -82,7 +83,7 @@ class Tiny(torch.nn.Module):
 
 def _filled(seed: int = 1234) -> dict[str, np.ndarray]:
     model = Tiny().bfloat16()
-    dummy_weights.replacement(model, seed=seed)
+    dummy_weights.initialize_dummy_weights(model, seed=seed)
     return {
         k: v.view(torch.int16).numpy().copy() for k, v in model.state_dict().items()
     }
@@ -96,7 +97,7 @@ def test_dummy_weights_repeat_by_name_and_seed() -> None:
 
 def test_dummy_weights_have_a_models_spread() -> None:
     model = Tiny()
-    dummy_weights.replacement(model)
+    dummy_weights.initialize_dummy_weights(model)
     assert 0.0 <= model.A_log.min() <= model.A_log.max() <= np.log(16.0)
     assert 0.15 < model.lm_head.weight.std() < 0.35
     assert model.norm.weight.abs().max() <= 0.2
@@ -108,7 +109,7 @@ def test_dummy_weights_refuse_quantized_models() -> None:
             return {"weight": torch.zeros(4, 4).to(torch.float8_e4m3fn)}
 
     with pytest.raises(ValueError, match="found torch.float8_e4m3fn"):
-        dummy_weights.replacement(Quantized())
+        dummy_weights.initialize_dummy_weights(Quantized())
 
 
 class RowParallelLinear(torch.nn.Linear):
@@ -134,12 +135,12 @@ def test_dummy_weights_differ_between_ranks_only_where_they_are_sharded() -> Non
     """A replicated tensor that differed would let the ranks drift apart."""
     parts = [TwoRanks(0), TwoRanks(1)]
     for model in parts:
-        dummy_weights.replacement(model)
+        dummy_weights.initialize_dummy_weights(model)
     first, second = (model.state_dict() for model in parts)
     differing = {k for k in first if not torch.equal(first[k], second[k])}
     assert differing == {"o_proj.weight", "A_log"}
     alone = TwoRanks(0, ranks=1)
-    dummy_weights.replacement(alone)
+    dummy_weights.initialize_dummy_weights(alone)
     # Half the fan-in on each rank: the sum over both keeps its spread.
     want = alone.o_proj.weight / 2**0.5
     assert torch.equal(first["o_proj.weight"], want)

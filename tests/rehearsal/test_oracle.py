@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sglang_exact.bench.cost_model import model as cost_model
-from sglang_exact.rehearsal import oracle as subject
+from sglang_exact.hooks.testing import oracle as subject
 from tools.proof import speed_stages as bench_stages
 
 VOCAB = 512
@@ -233,7 +233,9 @@ def _ngram(torch: Any, worker: Any, batch: Any) -> tuple[Any, Any]:
 CHANGES = {"dspark": _dspark, "dflash": _dflash, "ngram": _ngram, "eagle": _eagle}
 
 
-@pytest.mark.parametrize("name", [hook.name for hook in subject.HOOKS])
+@pytest.mark.parametrize(
+    "name", [hook.name.removeprefix("test_oracle_") for hook in subject.HOOKS]
+)
 def test_a_drafter_keeps_its_shape(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

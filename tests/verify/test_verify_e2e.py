@@ -76,7 +76,7 @@ def oracle(
     prompts: Sequence[list[int]] = PROMPTS,
 ) -> dict[str, str]:
     """Environment that makes drafts out of the recorded answers."""
-    from sglang_exact.rehearsal.oracle import VARIABLE, write_plan
+    from sglang_exact.hooks.testing.oracle import VARIABLE, write_plan
 
     answers = [row["answer"]["ids"] for row in rows(reference, "reference")]
     path = folder / "oracle.json"
@@ -148,7 +148,8 @@ def test_text_prompts_and_stop_strings(
     """Servers with a tokenizer: prompts are text, and strings can end an answer."""
     from tokenizers import Tokenizer
 
-    from sglang_exact.rehearsal import models, oracle, tokenizer
+    from sglang_exact.hooks.testing import oracle
+    from sglang_exact.rehearsal import models, tokenizer
     from sglang_exact.rehearsal.server import Server, draft_flags
 
     class TextServer(Server):

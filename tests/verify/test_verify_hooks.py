@@ -168,7 +168,7 @@ class Plain:
         return {row["prompt"]: row["answer"]["ids"] for row in found}
 
     def oracle(self, rate: float) -> Path:
-        from sglang_exact.rehearsal.oracle import write_plan
+        from sglang_exact.hooks.testing.oracle import write_plan
 
         known = [
             (self.prompts[n]["input_ids"], a)
@@ -262,7 +262,7 @@ def _running(client: Any) -> bool:
 def verify_with_hook_off(
     plain: Plain, name: str, control: Control
 ) -> tuple[int, dict[str, Any]]:
-    from sglang_exact.rehearsal.oracle import VARIABLE
+    from sglang_exact.hooks.testing.oracle import VARIABLE
 
     off = ",".join((name, *control.also))
     env = {DISABLE: off}

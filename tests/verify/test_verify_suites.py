@@ -69,7 +69,7 @@ class Pair:
         self.running: dict[str, Any] = {}
 
     def server(self, name: str, tokens: int = 0) -> Any:
-        from sglang_exact.rehearsal.oracle import VARIABLE
+        from sglang_exact.hooks.testing.oracle import VARIABLE
         from sglang_exact.rehearsal.server import Server, draft_flags
 
         if name not in self.running:

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sglang_exact.client.blocking import Completion
-from sglang_exact.rehearsal import oracle
+from sglang_exact.hooks.testing import oracle
 from sglang_exact.rehearsal.server import Server
 from tools import SCRIPTS
 from tools.proof import arms as proof_arms

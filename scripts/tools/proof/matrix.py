@@ -23,8 +23,9 @@ from sglang_exact.bench.exactness import Tally
 from sglang_exact.client import machine
 from sglang_exact.client.answer import Sample
 from sglang_exact.client.blocking import Completion
+from sglang_exact.hooks.testing import oracle
 from sglang_exact.host import source as host
-from sglang_exact.rehearsal import models, oracle
+from sglang_exact.rehearsal import models
 from sglang_exact.rehearsal.drafters import DRAFT_KINDS
 from sglang_exact.rehearsal.server import Server
 from tools.proof.arms import Arm

@@ -22,7 +22,7 @@ from sglang_exact.bench.exactness import show, total
 from sglang_exact.bench.memory import measure as memory
 from sglang_exact.bench.run import BenchRun, Recorder, load
 from sglang_exact.bench.servers import Served
-from sglang_exact.rehearsal import oracle
+from sglang_exact.hooks.testing import oracle
 from sglang_exact.view.console import Silent
 from tools.proof import speed_arms as bench_arms
 from tools.proof import speed_setup

@@ -26,7 +26,7 @@ from typing import Any
 
 from sglang_exact.bench.exactness import Tally
 from sglang_exact.client.blocking import Completion
-from sglang_exact.rehearsal import oracle
+from sglang_exact.hooks.testing import oracle
 from sglang_exact.rehearsal.drafters import DRAFTERS, draft_flags
 from sglang_exact.rehearsal.server import Server
 from tools.proof import arms as proof_arms

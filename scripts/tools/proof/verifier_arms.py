@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sglang_exact.rehearsal.deep_gemm_default import SWITCH
+from sglang_exact.hooks.testing.deep_gemm_default import SWITCH
 from sglang_exact.rehearsal.drafters import DRAFTERS
 from tools.proof.arms import VOCAB, Arm
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sglang_exact.rehearsal import oracle
+from sglang_exact.hooks.testing import oracle
 from sglang_exact.rehearsal.drafters import draft_flags
 from sglang_exact.verify.continuations import continuations
 from sglang_exact.verify.plan import LIKELY

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_exact.hooks.base import Hook
+
 TARGET = (
     "sglang.srt.batch_invariant_ops.batch_invariant_ops._matmul_persistent_deepgemm"
 )
-TYPE = "AROUND"
 SWITCH = "SGLANG_EXACT_TEST_DEEP_GEMM_DEFAULT"
 
 
@@ -33,4 +34,12 @@ def matmul_persistent_deepgemm(
         deep_gemm.get_deterministic_algorithms = asked
 
 
-replacement = matmul_persistent_deepgemm
+HOOKS = (
+    Hook(
+        name="test_deep_gemm_default",
+        target=TARGET,
+        kind="AROUND",
+        replacement=matmul_persistent_deepgemm,
+        test=True,
+    ),
+)

@@ -28,9 +28,11 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+
+from sglang_exact.hooks.base import Hook
 
 VARIABLE = "SGLANG_EXACT_TEST_ORACLE"
 
@@ -248,11 +250,6 @@ class Oracle:
 _oracles: dict[str, Oracle] = {}
 
 
-def enabled() -> bool:
-    """Whether this process was given an oracle file."""
-    return bool(os.environ.get(VARIABLE))
-
-
 def oracle(vocab_size: int) -> Oracle:
     """The oracle of this process.
 
@@ -366,40 +363,40 @@ def dspark_propose(
     return proposal
 
 
-class OracleHook(NamedTuple):
-    """One hook of the oracle, in the terms of the host's hook registry."""
-
-    name: str
-    target: str
-    kind: str
-    replacement: Callable[..., Any]
-
-
 HOOKS = (
-    OracleHook(
-        "dspark",
-        "sglang.srt.speculative.dspark_components.dspark_draft."
-        "DraftBlockProposer.propose",
-        "AROUND",
-        dspark_propose,
+    Hook(
+        name="test_oracle_dspark",
+        target=(
+            "sglang.srt.speculative.dspark_components.dspark_draft."
+            "DraftBlockProposer.propose"
+        ),
+        kind="AROUND",
+        replacement=dspark_propose,
+        test=True,
     ),
-    OracleHook(
-        "dflash",
-        "sglang.srt.speculative.dflash_info.DFlashVerifyInput.prepare_for_verify",
-        "AROUND",
-        dflash_prepare_for_verify,
+    Hook(
+        name="test_oracle_dflash",
+        target=(
+            "sglang.srt.speculative.dflash_info.DFlashVerifyInput.prepare_for_verify"
+        ),
+        kind="AROUND",
+        replacement=dflash_prepare_for_verify,
+        test=True,
     ),
-    OracleHook(
-        "ngram",
-        "sglang.srt.speculative.ngram_worker.NGRAMWorker._prepare_draft_tokens",
-        "AROUND",
-        ngram_prepare_draft_tokens,
+    Hook(
+        name="test_oracle_ngram",
+        target=(
+            "sglang.srt.speculative.ngram_worker.NGRAMWorker._prepare_draft_tokens"
+        ),
+        kind="AROUND",
+        replacement=ngram_prepare_draft_tokens,
+        test=True,
     ),
-    OracleHook(
-        "eagle",
-        "sglang.srt.speculative.eagle_utils.eagle_prepare_for_verify",
-        "AROUND",
-        eagle_prepare_for_verify,
+    Hook(
+        name="test_oracle_eagle",
+        target=("sglang.srt.speculative.eagle_utils.eagle_prepare_for_verify"),
+        kind="AROUND",
+        replacement=eagle_prepare_for_verify,
+        test=True,
     ),
 )
-"""To be registered when `enabled()`."""
