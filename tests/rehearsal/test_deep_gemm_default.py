@@ -48,9 +48,12 @@ def test_the_host_leaves_it_off(monkeypatch: pytest.MonkeyPatch, fails: bool) ->
     monkeypatch.setitem(sys.modules, "deep_gemm", library)
     if fails:
         with pytest.raises(RuntimeError, match="no such shape"):
-            deep_gemm_default.replacement(library.host_product, fails)
+            deep_gemm_default.matmul_persistent_deepgemm(library.host_product, fails)
     else:
-        assert deep_gemm_default.replacement(library.host_product, False) == "product"
+        assert (
+            deep_gemm_default.matmul_persistent_deepgemm(library.host_product, False)
+            == "product"
+        )
     # Without the control it is on, also after a product that failed.
     assert library.host_product(False) == "product"
     assert library.seen == [False, True]
