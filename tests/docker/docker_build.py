@@ -28,9 +28,7 @@ OURS = re.compile(r"(?<![\w./-])/(opt|src|cache|etc)(?=/|\b)")
 TIMEOUT_S = 300
 # No variable of the tests reaches a base: they run kernels interpreted.
 OURS_TO_SET = ("SGLANG_", "PIP_", "TRITON_")
-STACK = json.loads((ROOT / "sglang_exact" / "pins" / "sglang-0.5.23.json").read_text())[
-    "stack"
-]
+STACK = json.loads(PINS.read_text())["stack"]
 
 
 class Instruction(NamedTuple):

@@ -96,7 +96,7 @@ def test_image(built: Build) -> None:
     site = site_packages(built.base)
     assert f"install: sglang_exact-{__version__}" in built.text
     assert "added nothing else" in built.text
-    assert (site / "sglang_exact" / "pins").is_dir()
+    assert (site / "sglang_exact" / "host" / "pins").is_dir()
     assert "[FAIL]" not in built.text
     assert f"[ok  ] sglang_exact: {__version__}" in built.text
     assert "Nothing fails." in built.text

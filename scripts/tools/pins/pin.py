@@ -24,7 +24,7 @@ from tools import ROOT
 from tools.pins import changes as host_changes
 from tools.pins.changes import Change, HostTree
 
-PINS = ROOT / "sglang_exact" / "pins"
+PINS = ROOT / "sglang_exact" / "host" / "pins"
 NAMES = 16
 
 
