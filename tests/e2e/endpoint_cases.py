@@ -219,7 +219,7 @@ the same requests as /v1/chat/completions.
 STREAMED = tuple(
     case._replace(body={**case.body, "stream": True})
     for case in SERVED
-    if case.name == "chat" or case.name.startswith("ollama")
+    if case.name in ("chat", "ollama_generate", "ollama_chat", "ollama_schema")
 )
 """Streams; what a client puts together of them is the answer without streaming."""
 
