@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from sglang_exact import selftest_race  # noqa: E402
+from sglang_exact.selftest import race as selftest_race  # noqa: E402
 
 
 class FakeDeepGemm(types.ModuleType):

@@ -11,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_exact import selftest_deep_gemm as selftest  # noqa: E402
 from sglang_exact.hooks import small_m_gemm  # noqa: E402
+from sglang_exact.selftest import deep_gemm as selftest  # noqa: E402
 
 SERVED = (17, 64, 384, 768)
 CPU = torch.device("cpu")

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from sglang_exact import selftest_attention, selftest_gdn
+from sglang_exact.selftest import attention as selftest_attention
+from sglang_exact.selftest import gdn as selftest_gdn
 from sglang_exact_kernels import decode_attention
 
 TINY = selftest_gdn.Shape(2, 4, 32, 32)
@@ -97,3 +99,21 @@ def test_prefill_names_a_copy_that_differs(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "prefill_attention", leaky)
     found = selftest_attention.compare_prefill(4, 2, 32, 1, "cpu", ())
     assert found == ["1 elements of tokens 0 to 900, cut at (), keys copied"]
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("tokens", [None, 4])
+def test_a_model_without_gdn_layers_is_a_reason(
+    monkeypatch: pytest.MonkeyPatch, tokens: int | None
+) -> None:
+    """Attention alone: no AttributeError in shape_of; plain decoding asks nothing."""
+    from sglang.srt import runtime_context
+
+    spec = SimpleNamespace(speculative_num_draft_tokens=tokens)
+    monkeypatch.setattr(runtime_context, "get_spec", lambda: spec)
+    config = SimpleNamespace(hf_text_config=SimpleNamespace(num_attention_heads=4))
+    runner = SimpleNamespace(device="cpu", model_config=config)
+    found = selftest_gdn.run(runner)
+    assert len(found) == (1 if tokens else 0)
+    for reason in found:
+        assert "a model without linear_num_key_heads, " in reason.found

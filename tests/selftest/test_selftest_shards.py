@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from sglang_exact import selftest_attention, selftest_gdn
+from sglang_exact.selftest import attention as selftest_attention
+from sglang_exact.selftest import gdn as selftest_gdn
 
 SHAPES_OF_RANKS = """
 from types import SimpleNamespace
 from sglang.srt import runtime_context
-from sglang_exact import selftest_attention, selftest_gdn
+from sglang_exact.selftest import attention as selftest_attention
+from sglang_exact.selftest import gdn as selftest_gdn
 
 seen = []
 selftest_attention.compare = lambda *shape: seen.append(shape[:3]) or []

@@ -28,16 +28,16 @@ def run(model_runner: Any, names: Collection[str], small_m: int) -> list[Reason]
     """
     if not str(model_runner.device).startswith("cuda"):
         return []
-    from sglang_exact import selftest_attention, selftest_gdn
+    from sglang_exact.selftest import attention, gdn
 
     started = time.monotonic()
     reasons: list[Reason] = []
     if "gdn_verify" in names:
-        reasons += selftest_gdn.run(model_runner)
+        reasons += gdn.run(model_runner)
     if "decode_attention" in names:
-        reasons += selftest_attention.run(model_runner)
+        reasons += attention.run(model_runner)
     if "prefill_attention" in names:
-        reasons += selftest_attention.run_prefill(model_runner)
+        reasons += attention.run_prefill(model_runner)
     reasons += _deep_gemm(model_runner)
     if "small_m_gemm" in names:
         reasons += _small_m(model_runner, small_m)
@@ -54,29 +54,29 @@ def _deep_gemm(model_runner: Any) -> list[Reason]:
     import torch
     from sglang.srt.arg_groups.overrides import resolved_view
 
-    from sglang_exact import selftest_deep_gemm
+    from sglang_exact.selftest import deep_gemm
 
     cfg = resolved_view(model_runner.server_args)
-    served = selftest_deep_gemm.served_rows(cfg, model_runner.model_config)
+    served = deep_gemm.served_rows(cfg, model_runner.model_config)
     _report["deep_gemm_rows"] = list(served)
     device = torch.device(model_runner.device, torch.cuda.current_device())
-    found = selftest_deep_gemm.weights(model_runner.model)
-    return selftest_deep_gemm.run(found, served, device)
+    found = deep_gemm.weights(model_runner.model)
+    return deep_gemm.run(found, served, device)
 
 
 def _small_m(model_runner: Any, limit: int) -> list[Reason]:
     """Turn the small-M tiles on for the shapes of this model that pass their test."""
     import torch
 
-    from sglang_exact import selftest_race
     from sglang_exact.hooks import small_m_gemm
+    from sglang_exact.selftest import race
 
     if not limit:
         return []
     weights = small_m_gemm.linear_weights(model_runner.model)
     device = torch.device(model_runner.device, torch.cuda.current_device())
     reasons = small_m_gemm.self_test(weights, device, limit=limit, weights=weights)
-    reasons += selftest_race.run(weights, device, limit=limit)
+    reasons += race.run(weights, device, limit=limit)
     if not reasons:
         small_m_gemm.enable(weights, limit)
         _report["small_m_shapes"] = sorted(weights)

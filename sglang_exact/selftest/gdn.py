@@ -25,6 +25,15 @@ class Shape(NamedTuple):
     head_v_dim: int
 
 
+# What a model with GDN layers says of their shape.
+SIZES = (
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+)
+
+
 def shape_of(model_runner: Any) -> Shape:
     """The GDN shape that this rank serves."""
     from sglang.srt.runtime_context import get_parallel
@@ -143,6 +152,16 @@ def run(model_runner: Any) -> list[Reason]:
     tokens = get_spec().speculative_num_draft_tokens
     if not tokens:
         return []
+    config = model_runner.model_config.hf_text_config
+    missing = [name for name in SIZES if not hasattr(config, name)]
+    if missing:
+        return [
+            Reason(
+                f"a model without {', '.join(missing)} in its configuration",
+                "a hybrid with GDN layers: speculation was compared on these alone",
+                "use a supported dense GDN hybrid",
+            )
+        ]
     shape, device = shape_of(model_runner), str(model_runner.device)
     found = compare(shape, 1, int(tokens), 1, device)
     found += compare(shape, 3, int(tokens), 2, device)
