@@ -98,7 +98,7 @@ def accept(path: Path, server: BenchServer, *args: str, **more: Any) -> Any:
 
 
 def test_a_resumed_run_that_is_stopped_keeps_the_cut_off_row(tmp_path: Path) -> None:
-    slow = BenchServer(speculative=False, step_s=0.01)
+    slow = BenchServer(speculative=False, step_s=0.05)
     code, _, cut = accept(tmp_path, slow, stop_when=lambda: slow.requests >= 4)
     assert code == 130 and cut[0]["partial"] and cut[0]["requests"] >= 1
     stuck = BenchServer(speculative=False, lies=Lies({"hang"}))

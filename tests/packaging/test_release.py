@@ -118,7 +118,9 @@ def installed(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 def run(base: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run something of the environment, away from the checkout."""
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_")}
+    environ = {
+        k: v for k, v in os.environ.items() if not k.startswith(("SGLANG_", "TRITON_"))
+    }
     environ.pop("PYTHONPATH", None)
     return subprocess.run(
         [str(base / "bin" / words[0]), *words[1:]],
