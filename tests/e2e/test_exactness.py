@@ -143,7 +143,7 @@ def test_engine_in_a_program(setup: Setup, reference: list[Completion]) -> None:
         rows = meta["output_token_logprobs"]
         assert tuple(float32_bits(row[0]) for row in rows) == reference[i].logprobs
         assert 0 < meta["spec_verify_ct"] < setup.new_tokens
-    assert "hidden states" in found["refused"]
+    assert "return_hidden_states" in found["refused"]
     record = found["attestation"]
     assert record["http"]["roles"] == ["main"]
     assert record["test_settings"] == {"rehearsal": True, "oracle": True}
