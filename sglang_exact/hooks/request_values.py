@@ -202,7 +202,8 @@ def stop_pattern(value: Any, limits: Limits) -> str:
     """A pattern that `re` compiles and that ends on every text."""
     if string(value, limits) or len(value.encode()) > MAX_REGEX_BYTES:
         return f"a regular expression of at most {MAX_REGEX_BYTES} bytes"
-    parse = getattr(re, "_parser", None) or __import__("sre_parse")
+    # The parser of `re` itself; it has no public name since Python 3.11.
+    parse: Any = vars(re)["_parser"]
     try:
         re.compile(value)
         parsed = parse.parse(value)
