@@ -24,7 +24,13 @@ class WouldBeLost(ValueError):
 
 
 def write_atomic(path: Path, raw: bytes) -> None:
-    """Replace `path` by `raw` in one step. Raises OSError."""
+    """Replace `path` by `raw` in one step. Raises OSError.
+
+    A pipe or a device is written to: replaced, it would be one no more.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(raw)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

@@ -273,7 +273,7 @@ CONTROLS: dict[str, Control] = {
             *("text_chat", "text_completions", "text_rerank"),
             *("text_tokenize", "text_detokenize"),
             *("streamed_responses", "streamed_chat", "streamed_reasoning"),
-            "streamed_tools",
+            *("streamed_tools", "streamed_tools_end"),
         ),
         Control(ATTESTED, why="about endpoints that the verifier does not use"),
     ),
