@@ -88,6 +88,10 @@ def runtime_facts(scheduler: Any) -> dict[str, Any]:
         "device": device,
         "context_length": int(runner.model_config.context_len),
         "dtype": str(runner.dtype).removeprefix("torch."),
+        # Rows of each prefill graph, as captured; empty without them.
+        "prefill_graphs": list(
+            getattr(runner.prefill_cuda_graph_runner, "capture_num_tokens", ())
+        ),
         "gpu": None,
         "compute_capability": None,
     }

@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from sglang_exact import plugins
-from sglang_exact.hooks.base import DIRECT, Hook, effect_reasons
+from sglang_exact.hooks.base import DIRECT, Hook
+from sglang_exact.hooks.in_force import effect_reasons
 from sglang_exact.host import source as host
 from sglang_exact.reasons import Reason, Refused, message
 

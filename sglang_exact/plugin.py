@@ -72,7 +72,8 @@ def _apply(selected: tuple[Hook, ...], allowed: tuple[str, ...]) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from sglang_exact import gate
-    from sglang_exact.hooks.base import DIRECT, resolve
+    from sglang_exact.hooks.base import DIRECT
+    from sglang_exact.hooks.in_force import resolve
 
     direct = [hook for hook in selected if hook.kind == DIRECT]
     for hook in selected:

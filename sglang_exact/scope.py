@@ -9,35 +9,31 @@ proven to give the same bits?
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from sglang_exact import scope_arguments, variables
 from sglang_exact.reasons import Reason
+from sglang_exact.scope_families import FAMILIES, Fill
 
 MAX_DRAFT_TOKENS = 16
 GPU_ARCHS = {(9, 0): "sm90", (12, 0): "sm120"}
 CHAIN_ALGORITHMS = ("DFLASH", "DSPARK", "EAGLE", "NEXTN", "NGRAM")
 
-
-class Fill(NamedTuple):
-    """A server argument that exactness fixes: the host's default and our value."""
-
-    field: str
-    host_default: object
-    value: object
-    why: str
-
+PREFILL_GRAPH_TOKENS = 512
+"""Largest bucket of prefill graphs: 30 of them take 11 s and 0.7 GB of an H200 at 64
+layers; longer steps wait for the GPU, not for launches."""
 
 FILLS = (
     Fill("enable_deterministic_inference", False, True, "batch-invariant kernels"),
     Fill("attention_backend", None, "triton", "its decode kernel is the reference"),
-    Fill("mamba_ssm_dtype", None, "float32", "verify keeps the state in float32"),
+    *(fill for family in FAMILIES for fill in family.fills),
     Fill("disable_radix_cache", False, True, "a cache hit moves the prefill grid"),
     Fill(
-        "disable_prefill_cuda_graph",
-        False,
-        True,
-        "plain and speculative serving replay different prefill graphs",
+        "cuda_graph_max_bs_prefill",
+        None,
+        PREFILL_GRAPH_TOKENS,
+        "longer steps gain nothing from a graph; any other value has the same bits",
+        fixed=False,
     ),
 )
 NGRAM_FILL = Fill(
@@ -61,7 +57,6 @@ ALLOWED: dict[str, tuple[object, ...]] = {
     "enable_linear_replayssm": (False,),
     "enable_linear_replayssm_spec": (False,),
     "disable_radix_cache": (True,),
-    "disable_prefill_cuda_graph": (True,),
     "enable_hierarchical_cache": (False,),
     # Each brings its own cache of prefixes, whose hits move the prefill grid.
     "radix_cache_backend": (None,),
@@ -237,7 +232,7 @@ def fill(args: Any) -> list[Reason]:
     with every other given argument that does, so that one message has them all.
     """
     user = given(args)
-    settled = {item.field for item in fills(args)}
+    settled = {item.field for item in fills(args) if item.fixed}
     reasons = argument_reasons(args, only=user - settled)
     reasons += scope_arguments.left_alone_reasons(args, user)
     for item in fills(args):
@@ -245,6 +240,8 @@ def fill(args: Any) -> list[Reason]:
         if found == item.value:
             continue
         if found != item.host_default:
+            if not item.fixed:
+                continue
             reasons.append(
                 Reason(
                     f"{_flag(item.field)} {found}",

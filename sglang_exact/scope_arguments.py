@@ -110,7 +110,9 @@ HARMLESS: dict[str, str] = _names(
             enable_weights_cpu_backup enable_draft_weights_cpu_backup""",
         "looked at after it was resolved": """
             cuda_graph_config cuda_graph_backend_decode cuda_graph_backend_prefill
-            disable_cuda_graph disable_decode_cuda_graph chunked_prefill_size
+            disable_cuda_graph disable_decode_cuda_graph disable_prefill_cuda_graph
+            cuda_graph_max_bs_prefill cuda_graph_bs_prefill
+            cuda_graph_prefill_max_context chunked_prefill_size
             max_prefill_tokens max_running_requests disable_custom_all_reduce
             tokenizer_worker_num speculative_algorithm speculative_num_draft_tokens
             speculative_dflash_block_size speculative_dspark_block_size
@@ -135,8 +137,7 @@ HARMLESS: dict[str, str] = _names(
             load_balance_method""",
         "rows do not depend on the padding of a graph": """
             cuda_graph_max_bs_decode cuda_graph_bs_decode disable_cuda_graph_padding
-            cuda_graph_max_bs_prefill cuda_graph_bs_prefill
-            cuda_graph_max_seq_len_prefill cuda_graph_prefill_max_context
+            cuda_graph_max_seq_len_prefill
             enable_profile_cuda_graph enable_cudagraph_gc torch_compile_max_bs""",
         "device and process": """
             device base_gpu_id gpu_id_step watchdog_timeout soft_watchdog_timeout

@@ -11,14 +11,11 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from sglang_exact import scope_families
 from sglang_exact.reasons import Reason
 
 if TYPE_CHECKING:
     import torch
-
-ARCHITECTURES = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
-TEXT_MODEL_TYPES = ("qwen3_5_text", "qwen3_5")
-"""The host builds experts for the others (sglang/srt/models/qwen3_5.py:257)."""
 
 ROPE_TYPES = ("default", "mrope", "linear", "dynamic", "llama3", "yarn")
 """Tables fixed at load. longrope picks one by the positions of the whole step
@@ -31,31 +28,14 @@ INT32_MAX = 2**31 - 1
 CHUNK = 64
 """Tokens per chunk: CHUNK_SIZE of sglang/kernels/ops/attention/fla/chunk_delta_h.py."""
 
-GRAPHS = {"prefill": ("disabled",), "decode": ("full", "disabled")}
-"""Graph backends under which plain and speculative serving run the same code."""
+GRAPHS = {"prefill": ("breakable", "disabled"), "decode": ("full", "disabled")}
+"""Graph backends under which plain and speculative serving run the same code. Breakable
+prefill graphs hold what sees one row at a time; attention and the GDN layers stay
+between them and get the real rows alone."""
 
 _SAYS_QUANTIZED = ("quantization_config", "compression_config")
 _UNQUANTIZED = ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
-# Modules of the target beside its vision tower, by folder of the host.
 _ROTARY = "sglang.srt.layers.rotary_embedding"
-MODULES: dict[str, str] = {
-    "torch.nn.modules.container": "ModuleList",
-    "sglang.srt.models.qwen3_5_text": "Qwen3_5ForCausalLM",
-    "sglang.srt.models.qwen3_5": """Qwen3_5ForCausalLM Qwen3_5ForConditionalGeneration
-        Qwen3_5GatedDeltaNet Qwen3_5LinearDecoderLayer Qwen3_5AttentionDecoderLayer""",
-    "sglang.srt.models.qwen2_moe": "Qwen2MoeMLP",
-    "sglang.srt.layers.linear": """ColumnParallelLinear MergedColumnParallelLinear
-        QKVParallelLinear RowParallelLinear""",
-    "sglang.srt.layers.vocab_parallel_embedding": """VocabParallelEmbedding
-        ParallelLMHead""",
-    "sglang.srt.layers.layernorm": "GemmaRMSNorm",
-    "sglang.kernels.ops.attention.fla.layernorm_gated": "RMSNorm",
-    "sglang.srt.layers.activation": "SiluAndMul",
-    "sglang.srt.layers.radix_attention": "RadixAttention",
-    "sglang.srt.layers.radix_linear_attention": "RadixLinearAttention",
-    "sglang.srt.layers.logits_processor": "LogitsProcessor",
-    "sglang.srt.layers.pooler": "Pooler",
-}
 
 
 def _of(config: Any, name: str) -> Any:
@@ -83,20 +63,23 @@ def model_reasons(hf_config: Any, dtype: str) -> list[Reason]:
     reasons = []
     text = _text(hf_config)
     architectures = list(_of(hf_config, "architectures") or [])
-    if not any(name in ARCHITECTURES for name in architectures):
+    family = scope_families.find(architectures)
+    served = (family,) if family else scope_families.FAMILIES
+    if not family:
+        names = (f"{' or '.join(f.architectures)} ({f.title})" for f in served)
         reasons.append(
             Reason(
                 f"model architecture {', '.join(architectures) or 'unknown'}",
-                " or ".join(ARCHITECTURES) + " (dense GDN hybrids)",
+                ", ".join(names),
                 "serve it without the overlay",
             )
         )
-    kind = _of(text, "model_type")
-    if kind not in (None, *TEXT_MODEL_TYPES):
+    kind, types = _of(text, "model_type"), [t for f in served for t in f.text_types]
+    if kind not in (None, *types):
         reasons.append(
             Reason(
                 f"a text model of type {kind}",
-                " or ".join(TEXT_MODEL_TYPES) + " (no experts)",
+                " or ".join(types) + " (no experts)",
                 "serve it without the overlay",
             )
         )
@@ -183,7 +166,27 @@ def graph_reasons(cfg: Any) -> list[Reason]:
                     "--cuda-graph-config",
                 )
             )
+    # The host fails on it after weights load: no served attention backend takes it.
+    size = cfg.cuda_graph_config.prefill.max_context_size
+    if prefill_buckets(cfg) and size is not None:
+        reasons.append(
+            Reason(
+                f"prefill graphs of contexts up to {size} tokens",
+                "graphs that no context limits",
+                "drop --cuda-graph-prefill-max-context and max_context_size of "
+                "--cuda-graph-config",
+            )
+        )
     return reasons
+
+
+def prefill_buckets(cfg: Any) -> tuple[int, ...]:
+    """Rows of the prefill graphs, as the host resolved its arguments; () without them.
+
+    A step of m rows is run as the next bucket, if that is at most 2 * m.
+    """
+    graphs = cfg.cuda_graph_config.prefill
+    return () if graphs.backend == "disabled" else tuple(sorted(graphs.bs or ()))
 
 
 def most_requests(cfg: Any) -> int:
@@ -242,6 +245,16 @@ def size_reasons(cfg: Any, model: Any) -> list[Reason]:
     step = largest_step(cfg, model)
     text = _text(model.hf_config)
     limit = step_limit(text, cfg.tp_size, min(requests, MAX_REQUESTS))
+    if any(bucket > limit for bucket in prefill_buckets(cfg)):
+        reasons.append(
+            Reason(
+                f"prefill graphs of up to {prefill_buckets(cfg)[-1]} rows",
+                f"{limit} or less: the host's kernels address this model's rows with "
+                "32 bits",
+                "drop --cuda-graph-max-bs-prefill, --cuda-graph-bs-prefill and the "
+                "prefill part of --cuda-graph-config",
+            )
+        )
     if step > limit:
         reasons.append(
             Reason(
@@ -262,12 +275,15 @@ def live_reasons(model: torch.nn.Module, kv_dtype: torch.dtype) -> list[Reason]:
     """
     import torch
 
+    family = scope_families.find([type(model).__name__])
+    tables = (scope_families.COMMON, family.modules if family else {})
     strange: dict[str, str] = {}
     for name, module in model.named_modules():
         if "visual" in name.split("."):
             continue
         folder, kind = type(module).__module__, type(module).__name__
-        known = kind in MODULES.get(folder, "").split() or folder.startswith(_ROTARY)
+        classes = [name for t in tables for name in t.get(folder, "").split()]
+        known = kind in classes or folder.startswith(_ROTARY)
         if not known:
             strange.setdefault(f"a module {folder}.{kind}", name or "the model itself")
         method = type(getattr(module, "quant_method", None)).__name__

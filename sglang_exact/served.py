@@ -25,6 +25,7 @@ NAMES = (
     "roles",
     "scope",
     "scope_arguments",
+    "scope_families",
     "scope_model",
     "selftest",
     "served",

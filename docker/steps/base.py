@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write down what the base image holds, and later prove that nothing was replaced.
 
-    base.py record FILE --sglang 0.5.23 --cuda 13
+    base.py record FILE --sglang VERSION --cuda 13
     base.py compare FILE
 
 `record` refuses a base that cannot serve exactly: another SGLang, a torch for another

@@ -64,31 +64,34 @@ _COMBINE_BLOCK_D = 64
 _MAX_BS = 256
 _LOG2_E = 1.4426950408889634
 
+
+class Tiers(NamedTuple):
+    """Keys per split: keys_0 up to position end_0, keys_1 up to end_1, then keys_2."""
+
+    end_0: int
+    keys_0: int
+    end_1: int
+    keys_1: int
+    keys_2: int
+
+
 # Splits by absolute position: short ones early, so that short contexts fill the card;
 # long ones late, for each split waits for its first and its last tile. 1024 keys early
 # were faster from 8 requests of 2048 keys on and slower there at one; 256 up to 2048
-# were 7 us faster at one request and slower at 32. (end of the tier, keys per split)
-_TIER_0 = (512, 256)
-_TIER_1 = (8192, 512)
-_TIER_2_KEYS = 2048
-_TIERS = {
-    "END_0": _TIER_0[0],
-    "KEYS_0": _TIER_0[1],
-    "END_1": _TIER_1[0],
-    "KEYS_1": _TIER_1[1],
-    "KEYS_2": _TIER_2_KEYS,
-}
-_N0 = _TIER_0[0] // _TIER_0[1]
-_N1 = _N0 + (_TIER_1[0] - _TIER_0[0]) // _TIER_1[1]
+# were 7 us faster at one request and slower at 32.
+_TIERS = Tiers(512, 256, 8192, 512, 2048)
 
 
 def max_splits(length: int) -> int:
     """Number of splits of a row with `length` keys."""
-    if length <= _TIER_0[0]:
-        return -(-length // _TIER_0[1])
-    if length <= _TIER_1[0]:
-        return _N0 - (_TIER_0[0] - length) // _TIER_1[1]
-    return _N1 - (_TIER_1[0] - length) // _TIER_2_KEYS
+    tiers = _TIERS
+    if length <= tiers.end_0:
+        return -(-length // tiers.keys_0)
+    first = tiers.end_0 // tiers.keys_0
+    if length <= tiers.end_1:
+        return first - (tiers.end_0 - length) // tiers.keys_1
+    second = first + (tiers.end_1 - tiers.end_0) // tiers.keys_1
+    return second - (tiers.end_1 - length) // tiers.keys_2
 
 
 def scratch_shapes(
@@ -114,76 +117,49 @@ class _Call(NamedTuple):
     part_stat: torch.Tensor
 
 
-_INDICES = ("kv_indptr", "kv_indices", "out_cache_loc")
-
-
-def _layout_reasons(call: _Call) -> list[str]:
-    """Dtypes, dimensions, strides, alignment; shapes are `_shape_reasons`'s."""
-    expected = [
-        ("part_acc dims", call.part_acc.ndim, 4),
-        ("part_acc contiguous", call.part_acc.is_contiguous(), True),
-        ("part_stat contiguous", call.part_stat.is_contiguous(), True),
-        ("part_acc dtype", call.part_acc.dtype, torch.float32),
-        ("part_stat dtype", call.part_stat.dtype, torch.float32),
-        ("kv_indptr dtype", call.kv_indptr.dtype, torch.int32),
-        ("kv_indices dtype", call.kv_indices.dtype, torch.int64),
-    ]
-    if call.out_cache_loc is not None:
-        expected.append(("out_cache_loc dtype", call.out_cache_loc.dtype, torch.int64))
-    layout = checks.attention_layout_reasons(call._asdict(), _INDICES)
-    return layout + checks.mismatches(expected)
+_INDICES = {
+    "kv_indptr": torch.int32,
+    "kv_indices": torch.int64,
+    "out_cache_loc": torch.int64,
+}
 
 
 def _shape_reasons(call: _Call, T: int, max_context_len: int) -> list[str]:
-    bs = call.kv_indptr.numel() - 1
-    rows, q_heads, dim = call.q.shape
-    slots, kv_heads, _ = call.k_buffer.shape
-    v_dim = call.v_buffer.shape[2]
-    splits = max_splits(max_context_len)
-    expected = [
+    bs, loc = call.kv_indptr.numel() - 1, call.out_cache_loc
+    rows, q_heads, _ = call.q.shape
+    acc, splits = call.part_acc.shape, max_splits(max_context_len)
+    expected = (
         ("q rows", rows, bs * T),
-        ("k_buffer head_dim", call.k_buffer.shape[2], dim),
-        ("v_buffer slots, heads", tuple(call.v_buffer.shape[:2]), (slots, kv_heads)),
-        ("out shape", tuple(call.out.shape), (rows, q_heads, v_dim)),
-        ("q_heads % kv_heads", q_heads % kv_heads, 0),
-        ("part_acc heads, dim", call.part_acc.shape[1::2], (q_heads, v_dim)),
-        ("part_stat shape", call.part_stat.shape, (*call.part_acc.shape[:3], 2)),
-    ]
-    reasons = checks.mismatches(expected)
-    if call.part_acc.shape[0] < rows or call.part_acc.shape[2] < splits:
-        reasons.append(
-            f"part_acc: found room for {call.part_acc.shape[0]} rows of "
-            f"{call.part_acc.shape[2]} splits, expected at least {rows} of {splits}; "
-            "size it with scratch_shapes"
-        )
-    if not 1 <= bs <= _MAX_BS or T < 1:
-        reasons.append(f"found bs {bs}, T {T}, expected 1 to {_MAX_BS} and T >= 1")
-    if not (16 <= dim <= 256 and 16 <= v_dim <= 256):
-        reasons.append(f"head_dim: found {dim} and {v_dim}, expected 16 to 256")
-    if q_heads // kv_heads > _MAX_GROUP:
-        reasons.append(
-            f"heads per KV head: found {q_heads // kv_heads}, "
-            f"expected at most {_MAX_GROUP}"
-        )
-    if call.out_cache_loc is None and T != 1:
-        reasons.append(f"found T {T} without out_cache_loc, expected T = 1 (decode)")
-    if call.out_cache_loc is not None and call.out_cache_loc.numel() < bs * T:
-        reasons.append(
-            f"out_cache_loc: found {call.out_cache_loc.numel()} slots, "
-            f"expected at least {bs * T}"
-        )
-    return reasons
+        ("part_acc heads, dim", acc[1::2], (q_heads, call.v_buffer.shape[2])),
+        ("part_stat shape", call.part_stat.shape, (*acc[:3], 2)),
+    )
+    bounds = (
+        ("bs", bs, 1, _MAX_BS),
+        ("T", T, 1, None),
+        ("T without out_cache_loc (decode)", T if loc is None else 1, 1, 1),
+        ("heads per KV head", q_heads // call.k_buffer.shape[1], 1, _MAX_GROUP),
+        ("out_cache_loc slots", bs * T if loc is None else loc.numel(), bs * T, None),
+        ("part_acc rows (size it with scratch_shapes)", acc[0], rows, None),
+        ("part_acc splits (size it with scratch_shapes)", acc[2], splits, None),
+    )
+    shapes = checks.attention_shape_reasons(call._asdict())
+    return shapes + checks.mismatches(expected) + checks.outside(bounds)
 
 
 def _check(call: _Call, T: int, sm_scale: float, max_context_len: int) -> None:
     """Raise ValueError with every reason why this call is refused."""
-    reasons = arch.unsupported_reasons(call.q.device) + _layout_reasons(call)
-    if sm_scale <= 0.0:
-        reasons.append(f"sm_scale: found {sm_scale}, expected a positive number")
-    if not reasons:
-        reasons = _shape_reasons(call, T, max_context_len)
-    if reasons:
-        raise ValueError("decode_attention refused:\n- " + "\n- ".join(reasons))
+    reasons = checks.attention_layout_reasons(call._asdict(), _INDICES, sm_scale)
+    reasons += checks.mismatches(
+        (
+            f"{name} dims, contiguous, dtype",
+            (t.ndim, t.is_contiguous(), t.dtype),
+            wanted,
+        )
+        for name, t in (("part_acc", call.part_acc), ("part_stat", call.part_stat))
+        for wanted in ((4, True, torch.float32),)
+    )
+    reasons = reasons or _shape_reasons(call, T, max_context_len)
+    checks.refuse("decode_attention", reasons)
 
 
 def decode_attention(
@@ -251,11 +227,11 @@ def _launch_attend(call: _Call, T: int, sm_scale: float) -> None:
         call.kv_indptr.numel() - 1,
         T,
         0 if call.out_cache_loc is None else T,
-        *call.q.stride()[:2],
-        *call.k_buffer.stride()[:2],
-        *call.v_buffer.stride()[:2],
-        *call.part_acc.stride()[:2],
-        *call.part_stat.stride()[:2],
+        call.q.stride()[:2],
+        call.k_buffer.stride()[:2],
+        call.v_buffer.stride()[:2],
+        call.part_acc.stride()[:2],
+        call.part_stat.stride()[:2],
         HKV=kv_heads,
         GROUP=call.q.shape[1] // kv_heads,
         D=dim,
@@ -265,7 +241,7 @@ def _launch_attend(call: _Call, T: int, sm_scale: float) -> None:
         BLOCK_D=triton.next_power_of_2(dim),
         BLOCK_DV=triton.next_power_of_2(v_dim),
         MAX_BS=_MAX_BS,
-        **_TIERS,
+        TIERS=_TIERS,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
@@ -282,12 +258,12 @@ def _launch_combine(call: _Call, T: int, sm_scale: float) -> None:
         sm_scale * _LOG2_E,
         T,
         0 if call.out_cache_loc is None else T,
-        *call.part_acc.stride()[:2],
-        *call.part_stat.stride()[:2],
-        *call.out.stride()[:2],
+        call.part_acc.stride()[:2],
+        call.part_stat.stride()[:2],
+        call.out.stride()[:2],
         DV=v_dim,
         BLOCK_S=_COMBINE_BLOCK,
         BLOCK_DV=block_dv,
-        **_TIERS,
+        TIERS=_TIERS,
         num_warps=4,
     )

@@ -10,15 +10,9 @@ __all__ = ["attend_kernel", "combine_kernel"]
 
 
 @triton.jit
-def _splits_of(
-    length,
-    END_0: tl.constexpr,
-    KEYS_0: tl.constexpr,
-    END_1: tl.constexpr,
-    KEYS_1: tl.constexpr,
-    KEYS_2: tl.constexpr,
-):
+def _splits_of(length, TIERS: tl.constexpr):
     """`decode_attention.max_splits` on the device; any shape of int32."""
+    END_0, KEYS_0, END_1, KEYS_1, KEYS_2 = TIERS
     N_0: tl.constexpr = END_0 // KEYS_0
     N_1: tl.constexpr = N_0 + (END_1 - END_0) // KEYS_1
     n = (length + (KEYS_0 - 1)) // KEYS_0
@@ -27,15 +21,9 @@ def _splits_of(
 
 
 @triton.jit
-def _split_start(
-    s,
-    END_0: tl.constexpr,
-    KEYS_0: tl.constexpr,
-    END_1: tl.constexpr,
-    KEYS_1: tl.constexpr,
-    KEYS_2: tl.constexpr,
-):
+def _split_start(s, TIERS: tl.constexpr):
     """First key of split `s`."""
+    END_0, KEYS_0, END_1, KEYS_1, KEYS_2 = TIERS
     N_0: tl.constexpr = END_0 // KEYS_0
     N_1: tl.constexpr = N_0 + (END_1 - END_0) // KEYS_1
     first = tl.where(s > N_0, END_0 + (s - N_0) * KEYS_1, s * KEYS_0)
@@ -46,17 +34,10 @@ def _split_start(
 def _attend_split(
     q_tile,
     limit,
-    begin,
-    prefix,
-    block_limit,
     first,
     last,
-    k_head,
-    v_head,
-    kv_indices,
-    block_loc,
-    stride_k_slot,
-    stride_v_slot,
+    span,
+    cache,
     qk_scale,
     D: tl.constexpr,
     DV: tl.constexpr,
@@ -66,6 +47,8 @@ def _attend_split(
     BLOCK_DV: tl.constexpr,
 ):
     """Running maximum (of raw scores), sum and accumulator over keys first .. last."""
+    begin, prefix, block_limit = span
+    k_head, v_head, kv_indices, block_loc, stride_k_slot, stride_v_slot = cache
     offs_d = tl.arange(0, BLOCK_D)
     offs_dv = tl.arange(0, BLOCK_DV)
     row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
@@ -106,7 +89,7 @@ def _attend_split(
 # Not specialised: what differs between plain and speculative servers (or between eager
 # and captured steps: slots may come as a slice), so that all of them run one binary.
 @triton.jit(
-    do_not_specialize=["bs", "T", "tail", "stride_stat_row", "stride_stat_head"],
+    do_not_specialize=["bs", "T", "tail", "stride_stat"],
     do_not_specialize_on_alignment=["kv_indptr", "kv_indices", "out_cache_loc"],
 )
 def attend_kernel(
@@ -122,16 +105,11 @@ def attend_kernel(
     bs,
     T,
     tail,
-    stride_q_row,
-    stride_q_head,
-    stride_k_slot,
-    stride_k_head,
-    stride_v_slot,
-    stride_v_head,
-    stride_acc_row,
-    stride_acc_head,
-    stride_stat_row,
-    stride_stat_head,
+    stride_q,  # row, head; of k and v: slot, head
+    stride_k,
+    stride_v,
+    stride_acc,
+    stride_stat,
     HKV: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
@@ -141,18 +119,14 @@ def attend_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     MAX_BS: tl.constexpr,
-    END_0: tl.constexpr,
-    KEYS_0: tl.constexpr,
-    END_1: tl.constexpr,
-    KEYS_1: tl.constexpr,
-    KEYS_2: tl.constexpr,
+    TIERS: tl.constexpr,
 ):
     offs_r = tl.arange(0, MAX_BS)
     live = offs_r < bs
     begins = tl.load(kv_indptr + offs_r, mask=live, other=0)
     lengths = tl.load(kv_indptr + offs_r + 1, mask=live, other=0) - begins
     lengths += tl.where(live, tail, 0)
-    counts = _splits_of(lengths, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
+    counts = _splits_of(lengths, TIERS)
     ends = tl.cumsum(counts, 0)
     chunks = tl.cdiv(T * GROUP, BLOCK_M)
     lanes = HKV * chunks
@@ -175,33 +149,30 @@ def attend_kernel(
         limit = tl.where(valid, prefix + tl.minimum(position + 1, tail), 0)
         last_position = tl.minimum(T, (chunk * BLOCK_M + BLOCK_M - 1) // GROUP + 1)
         block_limit = prefix + tl.minimum(last_position, tail)
-        first = _split_start(s, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
-        last = _split_start(s + 1, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
+        first = _split_start(s, TIERS)
+        last = _split_start(s + 1, TIERS)
 
         row = (r * T + position).to(tl.int64)
         offs_d = tl.arange(0, BLOCK_D)
-        q_tile = tl.load(
-            q
-            + row[:, None] * stride_q_row
-            + head[:, None] * stride_q_head
-            + offs_d[None, :],
-            mask=valid[:, None] & (offs_d < D)[None, :],
-            other=0.0,
+        p_q = q + row[:, None] * stride_q[0] + head[:, None] * stride_q[1]
+        loaded = valid[:, None] & (offs_d < D)[None, :]
+        q_tile = tl.load(p_q + offs_d[None, :], mask=loaded, other=0.0)
+        span = (begin.to(tl.int64), prefix, block_limit)
+        cache = (
+            k_buffer + kv_head.to(tl.int64) * stride_k[1],
+            v_buffer + kv_head.to(tl.int64) * stride_v[1],
+            kv_indices,
+            out_cache_loc + r.to(tl.int64) * T,
+            stride_k[0],
+            stride_v[0],
         )
         row_max, row_sum, acc = _attend_split(
             q_tile,
             limit,
-            begin.to(tl.int64),
-            prefix,
-            block_limit,
             first,
             tl.minimum(last, block_limit),
-            k_buffer + kv_head.to(tl.int64) * stride_k_head,
-            v_buffer + kv_head.to(tl.int64) * stride_v_head,
-            kv_indices,
-            out_cache_loc + r.to(tl.int64) * T,
-            stride_k_slot,
-            stride_v_slot,
+            span,
+            cache,
             qk_scale,
             D,
             DV,
@@ -212,19 +183,19 @@ def attend_kernel(
         )
         used = valid & (limit > first)
         offs_dv = tl.arange(0, BLOCK_DV)
-        p_acc = part_acc + row * stride_acc_row + head * stride_acc_head + s * DV
+        p_acc = part_acc + row * stride_acc[0] + head * stride_acc[1] + s * DV
         tl.store(
             p_acc[:, None] + offs_dv[None, :],
             acc,
             mask=used[:, None] & (offs_dv < DV)[None, :],
         )
-        p_stat = part_stat + row * stride_stat_row + head * stride_stat_head + s * 2
+        p_stat = part_stat + row * stride_stat[0] + head * stride_stat[1] + s * 2
         tl.store(p_stat, row_max, mask=used)
         tl.store(p_stat + 1, row_sum, mask=used)
 
 
 @triton.jit(
-    do_not_specialize=["T", "tail", "stride_stat_row", "stride_stat_head"],
+    do_not_specialize=["T", "tail", "stride_stat"],
     do_not_specialize_on_alignment=["kv_indptr"],
 )
 def combine_kernel(
@@ -235,30 +206,23 @@ def combine_kernel(
     qk_scale,
     T,
     tail,
-    stride_acc_row,
-    stride_acc_head,
-    stride_stat_row,
-    stride_stat_head,
-    stride_out_row,
-    stride_out_head,
+    stride_acc,  # row, head
+    stride_stat,
+    stride_out,
     DV: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_DV: tl.constexpr,
-    END_0: tl.constexpr,
-    KEYS_0: tl.constexpr,
-    END_1: tl.constexpr,
-    KEYS_1: tl.constexpr,
-    KEYS_2: tl.constexpr,
+    TIERS: tl.constexpr,
 ):
     row = tl.program_id(0)
     head = tl.program_id(1)
     r = row // T
     length = tl.load(kv_indptr + r + 1) - tl.load(kv_indptr + r)
     length += tl.minimum(row % T + 1, tail)
-    count = _splits_of(length, END_0, KEYS_0, END_1, KEYS_1, KEYS_2)
+    count = _splits_of(length, TIERS)
 
-    p_stat = part_stat + row.to(tl.int64) * stride_stat_row + head * stride_stat_head
-    p_acc = part_acc + row.to(tl.int64) * stride_acc_row + head * stride_acc_head
+    p_stat = part_stat + row.to(tl.int64) * stride_stat[0] + head * stride_stat[1]
+    p_acc = part_acc + row.to(tl.int64) * stride_acc[0] + head * stride_acc[1]
     offs_s = tl.arange(0, BLOCK_S)
     offs_dv = tl.program_id(2) * BLOCK_DV + tl.arange(0, BLOCK_DV)
 
@@ -287,8 +251,5 @@ def combine_kernel(
         acc += tl.sum(weight[:, None] * part, 0)
     # A row without keys (padding) gives zeros.
     value = acc / tl.where(count > 0, total, 1.0)
-    tl.store(
-        out + row.to(tl.int64) * stride_out_row + head * stride_out_head + offs_dv,
-        value.to(out.dtype.element_ty),
-        mask=offs_dv < DV,
-    )
+    p_out = out + row.to(tl.int64) * stride_out[0] + head * stride_out[1]
+    tl.store(p_out + offs_dv, value.to(out.dtype.element_ty), mask=offs_dv < DV)

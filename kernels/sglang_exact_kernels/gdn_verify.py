@@ -28,7 +28,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_exact_kernels import arch
+from sglang_exact_kernels import arch, checks
 
 __all__ = ["gdn_verify"]
 
@@ -168,113 +168,72 @@ class _Call(NamedTuple):
     out: torch.Tensor | None
 
 
-def _layout_reasons(call: _Call) -> list[str]:
-    """Dtypes, unit strides, alignment."""
-    mixed_qkv = call.mixed_qkv
-    reasons = []
-    if mixed_qkv.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        reasons.append(f"mixed_qkv: found {mixed_qkv.dtype}, expected bf16/fp16/fp32")
-    for name in ("ssm_states", "intermediate_states"):
-        states = getattr(call, name)
-        if states.dtype != torch.float32:
-            reasons.append(
-                f"{name}: found {states.dtype}, expected torch.float32; "
-                "start the server with --mamba-ssm-dtype float32"
-            )
-        # A misaligned state would be laid out, and so reduced, in another order.
-        if states.data_ptr() % 16 or any(n % 4 for n in states.stride()[:-1]):
-            reasons.append(
-                f"{name}: found base {states.data_ptr():#x}, strides "
-                f"{states.stride()}, expected multiples of 16 bytes"
-            )
-    if mixed_qkv.ndim != 2 or mixed_qkv.stride(-1) != 1:
-        reasons.append(
-            f"mixed_qkv: found shape {tuple(mixed_qkv.shape)}, strides "
-            f"{mixed_qkv.stride()}, expected 2-D with unit last stride"
-        )
-    else:
-        row_bytes = mixed_qkv.stride(0) * mixed_qkv.element_size()
-        if mixed_qkv.data_ptr() % 16 or row_bytes % 16:
-            reasons.append(
-                f"mixed_qkv: found base {mixed_qkv.data_ptr():#x} and rows of "
-                f"{row_bytes} bytes, expected multiples of 16 bytes"
-            )
-    for name, t in (("a", call.a), ("b", call.b)):
-        if t.ndim != 2 or t.stride(-1) != 1:
-            reasons.append(
-                f"{name}: found shape {tuple(t.shape)}, strides {t.stride()}, "
-                "expected 2-D with unit last stride"
-            )
-    return reasons
+_ROWS, _STATES = ("mixed_qkv", "a", "b"), ("ssm_states", "intermediate_states")
+_DIMS = {**dict.fromkeys(_ROWS, 2), "ssm_states": 4, "intermediate_states": 5}
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def _shape_reasons(call: _Call, T: int, num_k_heads: int) -> list[str]:
-    """Shapes and strides; dtypes and alignment are `_layout_reasons`'s."""
+def _layout_reasons(call: _Call, T: int, num_k_heads: int) -> list[str]:
+    """Dimensions, dtypes, unit strides, alignment, device."""
+    tensors = call._asdict()
+    # A misaligned state would be laid out, and so reduced, in another order.
+    aligned = {name: tensors[name] for name in ("mixed_qkv", *_STATES)}
+    expected = [
+        *((f"{name} dims", tensors[name].ndim, dims) for name, dims in _DIMS.items()),
+        *((f"{n} last stride", tensors[n].stride()[-1:], (1,)) for n in _ROWS),
+        *((f"{n} dtype", tensors[n].dtype, torch.float32) for n in _STATES),
+    ]
+    if call.mixed_qkv.dtype not in _FLOATS:
+        expected.append(("mixed_qkv dtype", call.mixed_qkv.dtype, _FLOATS))
+    counts = (("num_draft_tokens", T, 1, None), ("num_k_heads", num_k_heads, 1, None))
+    reasons = checks.device_reasons(tensors) + checks.misaligned(aligned)
+    return reasons + checks.mismatches(expected) + checks.outside(counts)
+
+
+def _shape_reasons(call: _Call, T: int, H: int) -> list[str]:
+    """Shapes and strides of tensors whose dimensions are as they should be."""
     bs = call.cache_indices.numel()
     _, HV, V, K = call.ssm_states.shape
     rows, steps = call.intermediate_states.shape[:2]
     inner = (V * K, K, 1)
-    expected: list[tuple[str, object, object]] = [
-        (
-            "mixed_qkv shape",
-            tuple(call.mixed_qkv.shape),
-            (bs * T, 2 * num_k_heads * K + HV * V),
-        ),
-        ("a shape", tuple(call.a.shape), (bs * T, HV)),
-        ("b shape", tuple(call.b.shape), (bs * T, HV)),
-        ("A_log shape, stride", (*call.A_log.shape, *call.A_log.stride()), (HV, 1)),
-        (
-            "dt_bias shape, stride",
-            (*call.dt_bias.shape, *call.dt_bias.stride()),
-            (HV, 1),
-        ),
-        ("cache_indices dims", call.cache_indices.ndim, 1),
-        ("intermediate_indices shape", tuple(call.intermediate_indices.shape), (bs,)),
-        (
-            "intermediate_states shape",
-            tuple(call.intermediate_states.shape),
-            (rows, steps, HV, V, K),
-        ),
+    shapes = {
+        "mixed_qkv": (bs * T, 2 * H * K + HV * V),
+        "a": (bs * T, HV),
+        "b": (bs * T, HV),
+        "A_log": (HV,),
+        "dt_bias": (HV,),
+        "cache_indices": (bs,),
+        "intermediate_indices": (bs,),
+        "intermediate_states": (rows, steps, HV, V, K),
+    }
+    contiguous = [("A_log", call.A_log), ("dt_bias", call.dt_bias)]
+    expected = [
         ("ssm_states inner strides", call.ssm_states.stride()[1:], inner),
-        (
-            "intermediate_states inner strides",
-            call.intermediate_states.stride()[2:],
-            inner,
-        ),
-        ("HV % num_k_heads", HV % num_k_heads, 0),
+        ("intermediate inner strides", call.intermediate_states.stride()[2:], inner),
+        ("HV % num_k_heads", HV % H, 0),
     ]
-    if call.out is not None:
-        expected += [
-            ("out shape", tuple(call.out.shape), (1, bs * T, HV, V)),
-            ("out dtype", call.out.dtype, call.mixed_qkv.dtype),
-            ("out contiguous", call.out.is_contiguous(), True),
-        ]
-    reasons = [f"{n}: found {f}, expected {e}" for n, f, e in expected if f != e]
     if K not in _HEAD_K_DIMS:
-        reasons.append(f"head_k_dim: found {K}, expected one of {_HEAD_K_DIMS}")
-    if steps < T:
-        reasons.append(
-            f"intermediate_states: found {steps} steps, expected at least {T}"
-        )
-    return reasons
+        expected.append(("head_k_dim", K, _HEAD_K_DIMS))
+    if call.out is not None:
+        shapes["out"] = (1, bs * T, HV, V)
+        contiguous.append(("out", call.out))
+        expected.append(("out dtype", call.out.dtype, call.mixed_qkv.dtype))
+    given = call._asdict()
+    expected += [
+        (f"{n} shape", tuple(given[n].shape), want) for n, want in shapes.items()
+    ]
+    expected += [(f"{n} contiguous", t.is_contiguous(), True) for n, t in contiguous]
+    steps_reasons = checks.outside([("intermediate_states steps", steps, T, None)])
+    return checks.mismatches(expected) + steps_reasons
 
 
 def _check(call: _Call, T: int, num_k_heads: int) -> None:
     """Raise ValueError with every reason why this call is refused."""
-    reasons = arch.unsupported_reasons(call.mixed_qkv.device) + _layout_reasons(call)
+    reasons = _layout_reasons(call, T, num_k_heads)
     dims = (call.ssm_states.ndim, call.intermediate_states.ndim)
-    if dims != (4, 5) or T < 1 or num_k_heads < 1:
-        reasons.append(
-            f"found states of {dims} dims, num_draft_tokens {T}, num_k_heads "
-            f"{num_k_heads}, expected (4, 5) dims and counts >= 1"
-        )
-    else:
+    if dims == (4, 5) and T >= 1 and num_k_heads >= 1:
         reasons += _shape_reasons(call, T, num_k_heads)
-    devices = {str(t.device) for t in call if t is not None}
-    if len(devices) != 1:
-        reasons.append(f"found tensors on {sorted(devices)}, expected one device")
-    if reasons:
-        raise ValueError("gdn_verify refused:\n- " + "\n- ".join(reasons))
+    checks.refuse("gdn_verify", reasons)
 
 
 def gdn_verify(

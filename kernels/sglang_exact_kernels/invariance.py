@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 __all__ = [
+    "INTEGER",
     "assert_row_subset_invariance",
     "assert_same_bits",
     "bits",
@@ -18,14 +19,14 @@ __all__ = [
     "first_difference",
 ]
 
-_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
     """`x` viewed as integers of the same width; same shape."""
     if not x.dtype.is_floating_point:
         return x
-    return x.contiguous().view(_INTEGER[x.element_size()])
+    return x.contiguous().view(INTEGER[x.element_size()])
 
 
 def different_elements(x: torch.Tensor, y: torch.Tensor) -> int:

@@ -101,53 +101,29 @@ class _Call(NamedTuple):
     out_cache_loc: torch.Tensor
 
 
-_INDICES = ("qo_indptr", "kv_indptr", "kv_indices", "out_cache_loc")
-
-
-def _layout_reasons(call: _Call) -> list[str]:
-    reasons = checks.attention_layout_reasons(call._asdict(), _INDICES)
-    return reasons + checks.mismatches(
-        (
-            ("qo_indptr dtype", call.qo_indptr.dtype, torch.int32),
-            ("kv_indptr dtype", call.kv_indptr.dtype, torch.int32),
-            ("kv_indices dtype", call.kv_indices.dtype, torch.int64),
-            ("out_cache_loc dtype", call.out_cache_loc.dtype, torch.int64),
-        )
-    )
+_INDICES = {
+    "qo_indptr": torch.int32,
+    "kv_indptr": torch.int32,
+    "kv_indices": torch.int64,
+    "out_cache_loc": torch.int64,
+}
 
 
 def _shape_reasons(call: _Call, max_extend_len: int) -> list[str]:
-    tokens, q_heads, dim = call.q.shape
-    slots, kv_heads, k_dim = call.k_buffer.shape
-    v_dim = call.v_buffer.shape[2]
-    reasons = checks.mismatches(
-        (
-            ("k_buffer head_dim", k_dim, dim),
-            ("v_buffer slots, heads", call.v_buffer.shape[:2], (slots, kv_heads)),
-            ("out shape", tuple(call.out.shape), (tokens, q_heads, v_dim)),
-            ("q_heads % kv_heads", q_heads % kv_heads, 0),
-            ("kv_indptr entries", call.kv_indptr.numel(), call.qo_indptr.numel()),
-        )
+    tokens, entries = len(call.q), call.qo_indptr.numel()
+    bounds = (
+        ("bs", entries - 1, 1, _MAX_BS),
+        ("max_extend_len, to the rows of q", max_extend_len, 1, tokens),
+        ("out_cache_loc slots", call.out_cache_loc.numel(), tokens, None),
     )
-    bs = call.qo_indptr.numel() - 1
-    if not 1 <= bs <= _MAX_BS or not 1 <= max_extend_len <= tokens:
-        reasons.append(
-            f"found bs {bs}, max_extend_len {max_extend_len}, expected 1 to {_MAX_BS} "
-            f"and 1 to {tokens} (the rows of q)"
-        )
-    if call.out_cache_loc.numel() < tokens:
-        reasons.append(
-            f"out_cache_loc: found {call.out_cache_loc.numel()} slots, expected at "
-            f"least {tokens}"
-        )
-    if not (16 <= dim <= 256 and 16 <= v_dim <= 256):
-        reasons.append(f"head_dim: found {dim} and {v_dim}, expected 16 to 256")
-    return reasons
+    shapes = checks.attention_shape_reasons(call._asdict()) + checks.outside(bounds)
+    expected = [("kv_indptr entries", call.kv_indptr.numel(), entries)]
+    return shapes + checks.mismatches(expected)
 
 
 def _dense_reasons(call: _Call, dense: torch.Tensor) -> list[str]:
     kv_heads, dim = call.k_buffer.shape[1:]
-    bs = call.qo_indptr.numel() - 1
+    v_dim, bs = call.v_buffer.shape[2], call.qo_indptr.numel() - 1
     least = dense_shape(call.kv_indices.numel() + len(call.q), bs, kv_heads, dim)
     reasons = checks.mismatches(
         (
@@ -157,37 +133,29 @@ def _dense_reasons(call: _Call, dense: torch.Tensor) -> list[str]:
             ("dense dims", dense.ndim, 4),
         )
     )
+    if not copies(call.q.device, dim, v_dim):
+        reasons.append(
+            f"dense: found head_dim {dim} and {v_dim}, expected one power of 2 and a "
+            "GPU for which copies() is true; pass None"
+        )
     if reasons:
         return reasons
-    found = tuple(dense.shape)
-    if found[:2] != least[:2] or found[3] != least[3] or found[2] < least[2]:
-        reasons.append(
-            f"dense: found {found}, expected {least} or more rows; size it with "
-            "dense_shape"
-        )
-    if found[1] * found[2] >= 2**31:
-        reasons.append(f"dense: found {found[1] * found[2]} rows, expected below 2**31")
-    if not copies(call.q.device, dim, call.v_buffer.shape[2]):
-        reasons.append(
-            f"dense: found head_dim {dim} and {call.v_buffer.shape[2]}, expected one "
-            "power of 2 and a GPU for which copies() is true; pass None"
-        )
-    return reasons
+    halves, heads, rows, width = dense.shape
+    most = (2**31 - 1) // max(heads, 1)
+    bounds = [("dense rows (size it with dense_shape)", rows, least[2], most)]
+    shape = ("dense halves, heads, dim", (halves, heads, width), (2, kv_heads, dim))
+    return checks.mismatches([shape]) + checks.outside(bounds)
 
 
 def _check(
     call: _Call, max_extend_len: int, sm_scale: float, dense: torch.Tensor | None
 ) -> None:
     """Raise ValueError with every reason why this call is refused."""
-    reasons = arch.unsupported_reasons(call.q.device) + _layout_reasons(call)
-    if sm_scale <= 0.0:
-        reasons.append(f"sm_scale: found {sm_scale}, expected a positive number")
-    if not reasons:
-        reasons = _shape_reasons(call, max_extend_len)
+    reasons = checks.attention_layout_reasons(call._asdict(), _INDICES, sm_scale)
+    reasons = reasons or _shape_reasons(call, max_extend_len)
     if not reasons and dense is not None:
         reasons = _dense_reasons(call, dense)
-    if reasons:
-        raise ValueError("prefill_attention refused:\n- " + "\n- ".join(reasons))
+    checks.refuse("prefill_attention", reasons)
 
 
 def prefill_attention(
@@ -230,28 +198,30 @@ def prefill_attention(
         _launch_dense(call, max_extend_len, sm_scale, dense)
 
 
+def _launch_of(tile: _Tile) -> dict[str, int]:
+    names = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
+    return dict(zip(names, tile, strict=True))
+
+
 def _launch_paged(call: _Call, max_extend_len: int, sm_scale: float) -> None:
-    tile = arch.pick(_TILES, call.q.device)
+    launch = _launch_of(arch.pick(_TILES, call.q.device))
     kv_heads, dim = call.k_buffer.shape[1:]
     group, v_dim = call.q.shape[1] // kv_heads, call.v_buffer.shape[2]
-    blocks = triton.cdiv(max_extend_len * group, tile.block_m)
+    blocks = triton.cdiv(max_extend_len * group, launch["BLOCK_M"])
     paged_kernel[(blocks, kv_heads, call.qo_indptr.numel() - 1)](
         *call,
         sm_scale * _LOG2_E,
         blocks,
-        *call.q.stride()[:2],
-        *call.k_buffer.stride()[:2],
-        *call.v_buffer.stride()[:2],
-        *call.out.stride()[:2],
+        call.q.stride()[:2],
+        call.k_buffer.stride()[:2],
+        call.v_buffer.stride()[:2],
+        call.out.stride()[:2],
         GROUP=group,
         D=dim,
         DV=v_dim,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
         BLOCK_D=triton.next_power_of_2(dim),
         BLOCK_DV=triton.next_power_of_2(v_dim),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        **launch,
     )
 
 
@@ -265,8 +235,8 @@ def _gather(call: _Call, dense: torch.Tensor) -> None:
         *dense,
         *call[4:],
         dense.shape[2],
-        *call.k_buffer.stride()[:2],
-        *call.v_buffer.stride()[:2],
+        call.k_buffer.stride()[:2],
+        call.v_buffer.stride()[:2],
         D=dense.shape[3],
         BLOCK=PAD,
     )
@@ -276,46 +246,30 @@ def _launch_dense(
     call: _Call, max_extend_len: int, sm_scale: float, dense: torch.Tensor
 ) -> None:
     _gather(call, dense)
-    if _specialises(call.q, dense.shape[3]):
-        # Here: Gluon belongs to no other GPU, and not to the interpreter.
-        from sglang_exact_kernels import prefill_attention_sm90
-
-        prefill_attention_sm90.launch(
-            call.q,
-            call.out,
-            call.qo_indptr,
-            call.kv_indptr,
-            dense,
-            max_extend_len,
-            sm_scale,
-        )
-        return
-    tile = arch.pick(_DENSE_TILES, call.q.device)
     kv_heads, rows, dim = dense.shape[1:]
+    kernel, descriptor = dense_kernel, TensorDescriptor.from_tensor
+    launch = _launch_of(arch.pick(_DENSE_TILES, call.q.device))
+    if _specialises(call.q, dim):
+        # Here: Gluon belongs to no other GPU, and not to the interpreter.
+        from sglang_exact_kernels import prefill_attention_sm90 as sm90
+
+        kernel, descriptor, launch = sm90.kernel, sm90.descriptor, sm90.LAUNCH
     group = call.q.shape[1] // kv_heads
-    blocks = triton.cdiv(max_extend_len * group, tile.block_m)
-    box = [tile.block_n, dim]
-    k_desc, v_desc = (
-        TensorDescriptor.from_tensor(half.view(kv_heads * rows, dim), box)
-        for half in dense
-    )
-    dense_kernel[(blocks, kv_heads, call.qo_indptr.numel() - 1)](
+    blocks = triton.cdiv(max_extend_len * group, launch["BLOCK_M"])
+    box = [launch["BLOCK_N"], dim]
+    kernel[(blocks, kv_heads, call.qo_indptr.numel() - 1)](
         call.q,
-        k_desc,
-        v_desc,
+        *(descriptor(half.view(kv_heads * rows, dim), box) for half in dense),
         call.out,
         call.qo_indptr,
         call.kv_indptr,
         sm_scale * _LOG2_E,
         blocks,
         rows,
-        *call.q.stride()[:2],
-        *call.out.stride()[:2],
+        call.q.stride()[:2],
+        call.out.stride()[:2],
         GROUP=group,
         D=dim,
         PAD_ROWS=PAD,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        **launch,
     )

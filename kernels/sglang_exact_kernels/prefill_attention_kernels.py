@@ -29,23 +29,27 @@ def _fold(row_max, row_sum, acc, qk, qk_scale):
 
 
 @triton.jit
+def _rows(block, kv_head, tokens, prefix, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+    """A program's rows: number, token, head; keys that each, all, any of them see."""
+    offs_m = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    # A row beyond the last one repeats the last token; it is not stored.
+    token = tl.minimum(offs_m // GROUP, tokens - 1)
+    head = kv_head * GROUP + offs_m % GROUP
+    limit = prefix + token + 1
+    lowest = prefix + (block * BLOCK_M) // GROUP + 1
+    keys = prefix + tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP + 1, tokens)
+    return offs_m, token, head, limit, lowest, keys
+
+
+@triton.jit
 def _walk_paged(
-    row_max,
-    row_sum,
-    acc,
+    state,
     q_tile,
     limit,
     first,
     last,
-    begin,
-    prefix,
-    keys,
-    k_head,
-    v_head,
-    kv_indices,
-    new_loc,
-    stride_k_slot,
-    stride_v_slot,
+    span,
+    cache,
     qk_scale,
     D: tl.constexpr,
     DV: tl.constexpr,
@@ -60,6 +64,9 @@ def _walk_paged(
     MASKED: some row does not see some of them. Both only leave out loads and selects
     that would change nothing.
     """
+    row_max, row_sum, acc = state
+    begin, prefix, keys = span
+    k_head, v_head, kv_indices, new_loc, stride_k_slot, stride_v_slot = cache
     offs_d = tl.arange(0, BLOCK_D)
     offs_dv = tl.arange(0, BLOCK_DV)
     for n in range(first, last, BLOCK_N):
@@ -111,14 +118,10 @@ def paged_kernel(
     out_cache_loc,  # [tokens]
     qk_scale,
     blocks,
-    stride_q_row,
-    stride_q_head,
-    stride_k_slot,
-    stride_k_head,
-    stride_v_slot,
-    stride_v_head,
-    stride_out_row,
-    stride_out_head,
+    stride_q,  # row, head; of k and v: slot, head
+    stride_k,
+    stride_v,
+    stride_out,
     GROUP: tl.constexpr,
     D: tl.constexpr,
     DV: tl.constexpr,
@@ -139,52 +142,38 @@ def paged_kernel(
     begin = tl.load(kv_indptr + r)
     prefix = tl.load(kv_indptr + r + 1) - begin
 
-    offs_m = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_m, token, head, limit, lowest, keys = _rows(
+        block, kv_head, tokens, prefix, GROUP, BLOCK_M
+    )
     valid = offs_m < tokens * GROUP
-    # A row beyond the last one repeats the last token; it is not stored.
-    token = tl.minimum(offs_m // GROUP, tokens - 1)
-    head = kv_head * GROUP + offs_m % GROUP
-    limit = prefix + token + 1
-    lowest = prefix + (block * BLOCK_M) // GROUP + 1
-    keys = prefix + tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP + 1, tokens)
     in_prefix = prefix // BLOCK_N * BLOCK_N
     whole = tl.maximum(lowest // BLOCK_N * BLOCK_N, in_prefix)
 
     row = (q_begin + token).to(tl.int64)
     offs_d = tl.arange(0, BLOCK_D)
-    q_tile = tl.load(
-        q
-        + row[:, None] * stride_q_row
-        + head[:, None] * stride_q_head
-        + offs_d[None, :],
-        mask=(offs_d < D)[None, :],
-        other=0.0,
+    p_q = q + row[:, None] * stride_q[0] + head[:, None] * stride_q[1]
+    q_tile = tl.load(p_q + offs_d[None, :], mask=(offs_d < D)[None, :], other=0.0)
+    cache = (
+        k_buffer + kv_head.to(tl.int64) * stride_k[1],
+        v_buffer + kv_head.to(tl.int64) * stride_v[1],
+        kv_indices,
+        out_cache_loc + q_begin.to(tl.int64),
+        stride_k[0],
+        stride_v[0],
     )
-    k_head = k_buffer + kv_head.to(tl.int64) * stride_k_head
-    v_head = v_buffer + kv_head.to(tl.int64) * stride_v_head
-    new_loc = out_cache_loc + q_begin.to(tl.int64)
-    begin = begin.to(tl.int64)
+    span = (begin.to(tl.int64), prefix, keys)
     row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], dtype=tl.float32)
     for part in tl.static_range(3):
         row_max, row_sum, acc = _walk_paged(
-            row_max,
-            row_sum,
-            acc,
+            (row_max, row_sum, acc),
             q_tile,
             limit,
             0 if part == 0 else (in_prefix if part == 1 else whole),
             in_prefix if part == 0 else (whole if part == 1 else keys),
-            begin,
-            prefix,
-            keys,
-            k_head,
-            v_head,
-            kv_indices,
-            new_loc,
-            stride_k_slot,
-            stride_v_slot,
+            span,
+            cache,
             qk_scale,
             D,
             DV,
@@ -195,15 +184,10 @@ def paged_kernel(
             part == 2,
         )
     offs_dv = tl.arange(0, BLOCK_DV)
-    value = acc / row_sum[:, None]
-    tl.store(
-        out
-        + row[:, None] * stride_out_row
-        + head[:, None] * stride_out_head
-        + offs_dv[None, :],
-        value.to(out.dtype.element_ty),
-        mask=valid[:, None] & (offs_dv < DV)[None, :],
-    )
+    value = (acc / row_sum[:, None]).to(out.dtype.element_ty)
+    p_out = out + row[:, None] * stride_out[0] + head[:, None] * stride_out[1]
+    stored = valid[:, None] & (offs_dv < DV)[None, :]
+    tl.store(p_out + offs_dv[None, :], value, mask=stored)
 
 
 @triton.jit(
@@ -225,10 +209,8 @@ def gather_kernel(
     kv_indices,
     out_cache_loc,
     rows,
-    stride_k_slot,
-    stride_k_head,
-    stride_v_slot,
-    stride_v_head,
+    stride_k,
+    stride_v,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -249,8 +231,8 @@ def gather_kernel(
     offs_d = tl.arange(0, D)
     real = (offs < keys)[:, None]
     to = (head * rows + begin + q_begin + r * BLOCK + offs) * D
-    k = k_buffer + slot[:, None] * stride_k_slot + head * stride_k_head
-    v = v_buffer + slot[:, None] * stride_v_slot + head * stride_v_head
+    k = k_buffer + slot[:, None] * stride_k[0] + head * stride_k[1]
+    v = v_buffer + slot[:, None] * stride_v[0] + head * stride_v[1]
     tl.store(
         k_dense + to[:, None] + offs_d[None, :],
         tl.load(k + offs_d[None, :], mask=real, other=0.0),
@@ -263,9 +245,7 @@ def gather_kernel(
 
 @triton.jit
 def _walk_dense(
-    row_max,
-    row_sum,
-    acc,
+    state,
     q_tile,
     limit,
     first,
@@ -277,6 +257,7 @@ def _walk_dense(
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
 ):
+    row_max, row_sum, acc = state
     for n in range(first, last, BLOCK_N):
         k = k_desc.load([base + n, 0])
         qk = tl.dot(q_tile, tl.trans(k))
@@ -303,10 +284,8 @@ def dense_kernel(
     qk_scale,
     blocks,
     rows,
-    stride_q_row,
-    stride_q_head,
-    stride_out_row,
-    stride_out_head,
+    stride_q,
+    stride_out,
     GROUP: tl.constexpr,
     D: tl.constexpr,
     PAD_ROWS: tl.constexpr,
@@ -325,26 +304,21 @@ def dense_kernel(
     prefix = tl.load(kv_indptr + r + 1) - begin
     base = kv_head * rows + begin + q_begin + r * PAD_ROWS
 
-    offs_m = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    token = tl.minimum(offs_m // GROUP, tokens - 1)
-    head = kv_head * GROUP + offs_m % GROUP
-    limit = prefix + token + 1
-    lowest = prefix + (block * BLOCK_M) // GROUP + 1
-    keys = prefix + tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP + 1, tokens)
+    offs_m, token, head, limit, lowest, keys = _rows(
+        block, kv_head, tokens, prefix, GROUP, BLOCK_M
+    )
     whole = lowest // BLOCK_N * BLOCK_N
 
     row = (q_begin + token).to(tl.int64)
     offs_d = tl.arange(0, D)
-    p_q = q + row[:, None] * stride_q_row + head[:, None] * stride_q_head
+    p_q = q + row[:, None] * stride_q[0] + head[:, None] * stride_q[1]
     q_tile = tl.load(p_q + offs_d[None, :])
     row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
     acc = tl.zeros([BLOCK_M, D], dtype=tl.float32)
     for part in tl.static_range(2):
         row_max, row_sum, acc = _walk_dense(
-            row_max,
-            row_sum,
-            acc,
+            (row_max, row_sum, acc),
             q_tile,
             limit,
             0 if part == 0 else whole,
@@ -357,6 +331,6 @@ def dense_kernel(
             part == 1,
         )
     value = acc / row_sum[:, None]
-    p_out = out + row[:, None] * stride_out_row + head[:, None] * stride_out_head
+    p_out = out + row[:, None] * stride_out[0] + head[:, None] * stride_out[1]
     valid = (offs_m < tokens * GROUP)[:, None]
     tl.store(p_out + offs_d[None, :], value.to(out.dtype.element_ty), mask=valid)

@@ -10,7 +10,6 @@ run QK of the next tile beside PV of this one. Order of sums as in the other ker
 from __future__ import annotations
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -22,16 +21,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from sglang_exact_kernels.prefill_attention_kernels import PAD
+__all__ = ["LAUNCH", "SHARED", "descriptor", "kernel"]
 
-__all__ = ["BLOCK_N", "launch"]
+SHARED = gl.NVMMASharedLayout(128, 16, 2)
+"""Of tiles of K, V and q: rows of bf16, swizzled by 128 bytes."""
 
-BLOCK_N = 64
-"""Keys per tile: decides bits, so it is `prefill_attention`'s."""
-
-# Two stages of 64 KiB and q's 64 KiB are what 227 KiB hold.
-_BLOCK_M, _STAGES = 128, 2
-_LOG2_E = 1.4426950408889634
+LAUNCH = {"BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 2, "num_warps": 4}
+"""BLOCK_N, keys per tile, decides bits, so it is `prefill_attention`'s. Two stages of
+64 KiB and q's 64 KiB are what 227 KiB hold."""
 
 
 @gluon.jit
@@ -112,7 +109,7 @@ def _compute(first_row, span, q, ring, to, GROUP: gl.constexpr):
     """Rows first_row .. first_row + M - 1 of (token, head), over all their tiles."""
     k_tiles, v_tiles, k_ready, v_ready, k_free, v_free = ring
     prefix, tokens, q_begin, kv_head, tiles, whole = span
-    out, stride_out_row, stride_out_head, scale = to
+    out, stride_out, scale = to
     N: gl.constexpr = k_tiles.shape[1]
     D: gl.constexpr = k_tiles.shape[2]
     M: gl.constexpr = q.shape[0]
@@ -152,8 +149,8 @@ def _compute(first_row, span, q, ring, to, GROUP: gl.constexpr):
     value = acc / gl.convert_layout(row_sum, gl.SliceLayout(1, A))[:, None]
     offs = first_row + gl.arange(0, M, gl.SliceLayout(1, A))
     row = (q_begin + gl.minimum(offs // GROUP, tokens - 1)).to(gl.int64)
-    p_out = out + row * stride_out_row
-    p_out += (kv_head * GROUP + offs % GROUP) * stride_out_head
+    p_out = out + row * stride_out[0]
+    p_out += (kv_head * GROUP + offs % GROUP) * stride_out[1]
     offs_d = gl.arange(0, D, gl.SliceLayout(0, A))
     valid = (offs < tokens * GROUP)[:, None]
     gl.store(
@@ -167,7 +164,7 @@ def _compute(first_row, span, q, ring, to, GROUP: gl.constexpr):
     do_not_specialize=["blocks", "rows"],
     do_not_specialize_on_alignment=["qo_indptr", "kv_indptr"],
 )
-def _kernel(
+def kernel(
     q,
     k_desc,
     v_desc,
@@ -177,10 +174,8 @@ def _kernel(
     scale,
     blocks,
     rows,
-    stride_q_row,
-    stride_q_head,
-    stride_out_row,
-    stride_out_head,
+    stride_q,
+    stride_out,
     GROUP: gl.constexpr,
     D: gl.constexpr,
     PAD_ROWS: gl.constexpr,
@@ -213,11 +208,8 @@ def _kernel(
         for half in gl.static_range(2):
             offs = first_row + half * M + gl.arange(0, M, gl.SliceLayout(1, L))
             row = (q_begin + gl.minimum(offs // GROUP, tokens - 1)).to(gl.int64)
-            p_q = (
-                q
-                + row * stride_q_row
-                + (kv_head * GROUP + offs % GROUP) * stride_q_head
-            )
+            p_q = q + row * stride_q[0]
+            p_q += (kv_head * GROUP + offs % GROUP) * stride_q[1]
             offs_d = gl.arange(0, D, gl.SliceLayout(0, L))
             q_tiles.index(half).store(gl.load(p_q[:, None] + offs_d[None, :]))
         fence_async_shared()
@@ -236,7 +228,7 @@ def _kernel(
 
         ring = (k_tiles, v_tiles, k_ready, v_ready, k_free, v_free)
         span = (prefix, tokens, q_begin, kv_head, tiles, whole)
-        to = (out, stride_out_row, stride_out_head, scale)
+        to = (out, stride_out, scale)
         upper = (first_row, span, q_tiles.index(0), ring, to, GROUP)
         lower = (first_row + M, span, q_tiles.index(1), ring, to, GROUP)
         loads = (k_desc, v_desc, base, tiles, ring)
@@ -247,52 +239,6 @@ def _kernel(
         )
 
 
-def _shared_layout() -> gl.NVMMASharedLayout:
-    """Of tiles of K, V and q: rows of bf16, swizzled by 128 bytes."""
-    return gl.NVMMASharedLayout(128, 16, 2)
-
-
-def launch(
-    q: torch.Tensor,
-    out: torch.Tensor,
-    qo_indptr: torch.Tensor,
-    kv_indptr: torch.Tensor,
-    dense: torch.Tensor,
-    max_extend_len: int,
-    sm_scale: float,
-) -> None:
-    """Attend to the copy in `dense` [2, kv_heads, rows, 256], already checked.
-
-    q, out [tokens, q_heads, 256] bf16; the other arguments as `prefill_attention`.
-    """
-    kv_heads, rows, dim = dense.shape[1:]
-    group = q.shape[1] // kv_heads
-    blocks = triton.cdiv(max_extend_len * group, _BLOCK_M)
-    k_desc, v_desc = (
-        TensorDescriptor.from_tensor(
-            half.view(kv_heads * rows, dim),
-            [BLOCK_N, dim],
-            _shared_layout(),
-        )
-        for half in dense
-    )
-    _kernel[(blocks, kv_heads, qo_indptr.numel() - 1)](
-        q,
-        k_desc,
-        v_desc,
-        out,
-        qo_indptr,
-        kv_indptr,
-        sm_scale * _LOG2_E,
-        blocks,
-        rows,
-        *q.stride()[:2],
-        *out.stride()[:2],
-        GROUP=group,
-        D=dim,
-        PAD_ROWS=PAD,
-        BLOCK_M=_BLOCK_M,
-        BLOCK_N=BLOCK_N,
-        STAGES=_STAGES,
-        num_warps=4,
-    )
+def descriptor(rows: torch.Tensor, box: list[int]) -> TensorDescriptor:
+    """Of rows of bf16 [n, 256], loaded by `box`."""
+    return TensorDescriptor.from_tensor(rows, box, SHARED)

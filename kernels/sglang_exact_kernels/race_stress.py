@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import torch
 
+from sglang_exact_kernels.invariance import INTEGER
+
 __all__ = ["CALLS", "CALLS_SHORT", "RaceResult", "race_stress"]
 
 CALLS = 10_000
@@ -24,8 +26,6 @@ CALLS_SHORT = 1_024
 
 _POISON = -1
 """All bits set, a NaN: an output that is not written differs from one that is."""
-
-_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class RaceResult(NamedTuple):
@@ -67,7 +67,7 @@ def race_stress(
         )
     group = min(calls, memory // size - 1)
     outputs = torch.empty((group, *shape), dtype=dtype, device=device)
-    bits = outputs.view(_INTEGER[dtype.itemsize])
+    bits = outputs.view(INTEGER[dtype.itemsize])
     differing = torch.zeros(calls, dtype=torch.int64, device=device)
     want: torch.Tensor | None = None
     for start in range(0, calls, group):

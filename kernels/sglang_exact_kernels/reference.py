@@ -3,7 +3,7 @@
 
 A promise "bits of the decode kernel" has one honest reference: that kernel. The
 functions named *_by_steps take its launcher as an argument, because this package does
-not import the host. The *_fp64 ones state the mathematics.
+not import the host. The *_fp64 and *_exact ones state the mathematics.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from typing import Protocol
 
 import torch
 
+from sglang_exact_kernels.small_m_gemm import K_STEP
+
 __all__ = [
     "DecodeStep",
     "attention_fp64",
     "gdn_verify_by_steps",
     "gdn_verify_fp64",
+    "small_m_gemm_exact",
+    "small_m_gemm_reference",
     "verify_rows_reference",
 ]
 
@@ -179,3 +183,23 @@ def attention_fp64(
         scores = torch.einsum("hd,nhd->hn", q[i].double(), k) * sm_scale
         outs.append(torch.einsum("hn,nhd->hd", scores.softmax(-1), v))
     return torch.stack(outs)
+
+
+def small_m_gemm_reference(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A[M, K] @ W[N, K]^T in the kernel's order: K steps of 16, ascending, fp32.
+
+    Inside a step the 16 products are summed exactly and the sum is added to the
+    accumulator with one rounding to nearest. The tensor core's rounding inside a step
+    is its own, so on a device this is a reference of order and not of bits; there
+    DeepGEMM is the reference of bits.
+    """
+    acc = torch.zeros(a.shape[0], w.shape[0], dtype=torch.float32, device=a.device)
+    for k in range(0, a.shape[1], K_STEP):
+        step = a[:, k : k + K_STEP].double() @ w[:, k : k + K_STEP].double().t()
+        acc = (acc.double() + step).float()
+    return acc.to(torch.bfloat16)
+
+
+def small_m_gemm_exact(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A[M, K] @ W[N, K]^T in fp64: bf16 products are exact, the sum nearly so."""
+    return a.double() @ w.double().t()

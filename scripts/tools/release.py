@@ -25,6 +25,7 @@ import zipfile
 from collections.abc import Collection
 from pathlib import Path
 
+from sglang_exact.host import VERSION as HOST
 from tools import ROOT
 
 SOURCES = ("sglang_exact", "kernels", "patches")
@@ -37,7 +38,7 @@ NEEDED = (
     "sglang_exact/py.typed",
     "sglang_exact/_patches/manifest.json",
     "sglang_exact/_patches/deep_gemm/0001-sm120-bf16-fence.patch",
-    "sglang_exact/host/pins/sglang-0.5.23.json",
+    f"sglang_exact/host/pins/sglang-{HOST}.json",
     "sglang_exact/verify/prompts.jsonl",
     "sglang_exact/verify/report.html.j2",
     "sglang_exact/bench/report/report.html.j2",

@@ -104,7 +104,7 @@ async def ids_of_text(client: Client, text: str) -> tuple[int, ...]:
     if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
         raise CannotRun(
             f"server {client.url}: found no prompt_token_ids in its answer; expected "
-            "SGLang 0.5.23; fix: give the prompt as token ids"
+            "the pinned SGLang; fix: give the prompt as token ids"
         )
     return tuple(ids)
 

@@ -153,8 +153,8 @@ def needs_counters(served: Served, verify_steps: Iterable[int | None]) -> None:
     if served.info.speculative() and not any(verify_steps):
         raise CannotRun(
             f"server {served.name}: found speculation on and no spec_verify_ct in any "
-            "answer; expected the counter in meta_info; fix: serve with SGLang 0.5.23 "
-            "and ask for more than one token"
+            "answer; expected the counter in meta_info; fix: serve with the pinned "
+            "SGLang and ask for more than one token"
         )
 
 

@@ -34,7 +34,7 @@ from sglang_exact.hooks import (
     verify_sampling,
     vocab_parallel,
 )
-from sglang_exact.hooks.base import MAIN, SCHEDULER, Hook
+from sglang_exact.hooks.base import MAIN, SCHEDULER, Hook, of
 from sglang_exact.hooks.registered import Decision
 from sglang_exact.reasons import Reason
 from sglang_exact.settings import Settings
@@ -50,40 +50,41 @@ __all__ = [
     "select",
 ]
 
-ALL: tuple[Hook, ...] = (
-    *launch.HOOKS,
-    *rank.HOOKS,
-    gdn_verify.HOOK,
-    *decode_attention.HOOKS,
-    attention_verify.HOOK,
-    prefill_attention.HOOK,
-    small_m_gemm.HOOK,
-    autotune.HOOK,
-    *prefill_grid.HOOKS,
-    request_limit.HOOK,
-    *reservation.HOOKS,
-    *context_end.HOOKS,
-    *retraction.HOOKS,
-    *live_changes.HOOKS,
-    *requests.HOOKS,
-    *copies.HOOKS,
-    *ollama.HOOKS,
-    *text_endpoints.HOOKS,
-    *request_fields.HOOKS,
-    *control_requests.HOOKS,
-    *stop.HOOKS,
-    *streamed_parts.HOOKS,
-    *penalties.HOOKS,
-    *sampling.HOOKS,
-    *chain.HOOKS,
-    verify_sampling.HOOK,
-    vocab_parallel.HOOK,
-    *accept.HOOKS,
-    *logprobs.HOOKS,
+MODULES = (
+    launch,
+    rank,
+    gdn_verify,
+    decode_attention,
+    attention_verify,
+    prefill_attention,
+    small_m_gemm,
+    autotune,
+    prefill_grid,
+    request_limit,
+    reservation,
+    context_end,
+    retraction,
+    live_changes,
+    requests,
+    copies,
+    ollama,
+    text_endpoints,
+    request_fields,
+    control_requests,
+    stop,
+    streamed_parts,
+    penalties,
+    sampling,
+    chain,
+    verify_sampling,
+    vocab_parallel,
+    accept,
+    logprobs,
 )
+ALL: tuple[Hook, ...] = of(*MODULES)
 
 # Switching these off would switch off the refusal itself.
-ALWAYS_ON = tuple(hook.name for hook in (*launch.HOOKS, *rank.HOOKS))
+ALWAYS_ON = tuple(hook.name for hook in of(launch, rank))
 
 
 def _test_hooks(config: Settings) -> list[Hook]:
@@ -91,15 +92,15 @@ def _test_hooks(config: Settings) -> list[Hook]:
     if config.dummy_weights:
         from sglang_exact.hooks.testing import dummy_weights
 
-        found += dummy_weights.HOOKS
+        found += of(dummy_weights)
     if config.oracle:
         from sglang_exact.hooks.testing import oracle
 
-        found += oracle.HOOKS
+        found += of(oracle)
     if config.deep_gemm_default:
         from sglang_exact.hooks.testing import deep_gemm_default
 
-        found += deep_gemm_default.HOOKS
+        found += of(deep_gemm_default)
     return found
 
 

@@ -24,10 +24,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang_exact.hooks.base import Hook, refuse_unknown
+from sglang_exact.hooks.base import Unsupported, hook, refuse_unknown
 from sglang_exact.hooks.verify_sampling import (
     Block,
-    UnsupportedAccept,
     choose,
     is_plain_greedy,
     one_hot,
@@ -41,6 +40,16 @@ _SPECULATIVE = "sglang.srt.speculative"
 _DSPARK = f"{_SPECULATIVE}.dspark_components"
 
 
+@hook(
+    f"{_SPECULATIVE}.dflash_worker_v2.DFlashWorkerV2._accept_block",
+    "AROUND",
+    name="accept_dflash",
+    relies_on=(
+        "sglang.srt.model_executor.model_runner.ModelRunner.sample",
+        "sglang.srt.model_executor.model_runner.ModelRunner._preprocess_logits",
+        "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.apply_logits_bias",
+    ),
+)
 def accept_dflash(
     original_fn: Callable[..., Any],
     self: Any,
@@ -64,7 +73,7 @@ def accept_dflash(
     self._selector_sample = None
     if sampling_info is not None and target_predict is not None:
         if not is_plain_greedy(sampling_info):
-            raise UnsupportedAccept(
+            raise Unsupported(
                 "found an argmax without logits for a batch that adjusts or samples"
             )
     elif sampling_info is not None and next_token_logits is not None:
@@ -85,12 +94,23 @@ def accept_dflash(
     )
 
 
+@hook(
+    f"{_SPECULATIVE}.dflash_utils.apply_dflash_verify_logits_adjustments",
+    "REPLACE",
+    name="accept_dflash_adjust",
+)
 def adjust_at_accept(
     *, next_token_logits: torch.Tensor, sampling_info: Any, draft_token_num: int
 ) -> None:
     """Replace apply_dflash_verify_logits_adjustments: acceptance does it, in order."""
 
 
+@hook(
+    f"{_DSPARK}.dspark_verify.TargetVerifyExecutor.accept_and_finalize",
+    "AROUND",
+    name="accept_dspark",
+    relies_on=(f"{_DSPARK}.dspark_verify.accept_draft_tokens",),
+)
 def accept_dspark(
     original_fn: Callable[..., Any],
     self: Any,
@@ -114,7 +134,7 @@ def accept_dspark(
     """
     refuse_unknown("TargetVerifyExecutor.accept_and_finalize", unknown)
     if layout is not None:
-        raise UnsupportedAccept("found a ragged verify; expected the static layout")
+        raise Unsupported("found a ragged verify; expected the static layout")
     if not folded_accept and sampling_info is not None and target_logits is not None:
         block = Block(target_logits, sampling_info, prefix_lens, verify_ids_2d.shape[1])
         chosen = choose(block)
@@ -138,6 +158,11 @@ def accept_dspark(
     )
 
 
+@hook(
+    f"{_DSPARK}.dspark_verify.verify_logits_adjustments_are_noop",
+    "REPLACE",
+    name="accept_dspark_fold",
+)
 def may_fold(sampling_info: Any) -> bool:
     """Replace verify_logits_adjustments_are_noop, which asks a field of no object."""
     from sglang.srt.environ import envs
@@ -147,6 +172,11 @@ def may_fold(sampling_info: Any) -> bool:
     return sampling_info is None or is_plain_greedy(sampling_info)
 
 
+@hook(
+    f"{_DSPARK}.dspark_worker_v2.DSparkWorkerV2._sampling_graph_eligible",
+    "AROUND",
+    name="accept_dspark_graph",
+)
 def no_sampling_graph(
     original_fn: Callable[..., bool],
     self: Any,
@@ -160,6 +190,12 @@ def no_sampling_graph(
     return False
 
 
+@hook(
+    f"{_SPECULATIVE}.eagle_utils.eagle_sample",
+    "AROUND",
+    name="accept_eagle",
+    relies_on=("sglang.kernels.ops.speculative.spec_tree.verify_tree_greedy_func",),
+)
 def accept_eagle(
     original_fn: Callable[..., Any],
     verify_input: Any,
@@ -209,57 +245,3 @@ def accept_eagle(
         watermark_state=watermark_state,
         watermark_full_mask=watermark_full_mask,
     )
-
-
-HOOKS = (
-    Hook(
-        name="accept_dflash",
-        target=f"{_SPECULATIVE}.dflash_worker_v2.DFlashWorkerV2._accept_block",
-        kind="AROUND",
-        replacement=accept_dflash,
-        relies_on=(
-            "sglang.srt.model_executor.model_runner.ModelRunner.sample",
-            "sglang.srt.model_executor.model_runner.ModelRunner._preprocess_logits",
-            "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
-            ".apply_logits_bias",
-        ),
-        speculative=True,
-    ),
-    Hook(
-        name="accept_dflash_adjust",
-        target=f"{_SPECULATIVE}.dflash_utils.apply_dflash_verify_logits_adjustments",
-        kind="REPLACE",
-        replacement=adjust_at_accept,
-        speculative=True,
-    ),
-    Hook(
-        name="accept_dspark",
-        target=f"{_DSPARK}.dspark_verify.TargetVerifyExecutor.accept_and_finalize",
-        kind="AROUND",
-        replacement=accept_dspark,
-        relies_on=(f"{_DSPARK}.dspark_verify.accept_draft_tokens",),
-        speculative=True,
-    ),
-    Hook(
-        name="accept_dspark_fold",
-        target=f"{_DSPARK}.dspark_verify.verify_logits_adjustments_are_noop",
-        kind="REPLACE",
-        replacement=may_fold,
-        speculative=True,
-    ),
-    Hook(
-        name="accept_dspark_graph",
-        target=f"{_DSPARK}.dspark_worker_v2.DSparkWorkerV2._sampling_graph_eligible",
-        kind="AROUND",
-        replacement=no_sampling_graph,
-        speculative=True,
-    ),
-    Hook(
-        name="accept_eagle",
-        target=f"{_SPECULATIVE}.eagle_utils.eagle_sample",
-        kind="AROUND",
-        replacement=accept_eagle,
-        relies_on=("sglang.kernels.ops.speculative.spec_tree.verify_tree_greedy_func",),
-        speculative=True,
-    ),
-)

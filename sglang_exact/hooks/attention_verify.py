@@ -18,25 +18,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sglang_exact.hooks import decode_attention
-from sglang_exact.hooks.base import Hook, refuse_unknown
-from sglang_exact.hooks.gdn_verify import UnsupportedVerify
+from sglang_exact.hooks.attention_layer import BACKEND, HYBRID, layer_reasons
+from sglang_exact.hooks.base import Unsupported, hook, refuse_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-_BACKEND = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend"
-_HYBRID = (
-    "sglang.srt.layers.attention.hybrid_linear_attn_backend.HybridLinearAttnBackend"
+
+@hook(
+    f"{BACKEND}._forward_extend_unified",
+    "AROUND",
+    name="attention_verify",
+    relies_on=(
+        f"{BACKEND}.forward_extend",
+        f"{BACKEND}.init_forward_metadata",
+        f"{HYBRID}.init_forward_metadata",
+        f"{HYBRID}.init_forward_metadata_in_graph",
+    ),
 )
-
-
-def _is_chain(backend: Any) -> bool:
-    """Whether drafts are linear, so that a mask can only be the causal one."""
-    return bool(backend.topk <= 1)
-
-
 def verify_rows(
     original_fn: Callable[..., Any],
     self: Any,
@@ -57,18 +58,9 @@ def verify_rows(
     """
     refuse_unknown("TritonAttnBackend._forward_extend_unified", unknown)
     if self.is_draft_runner or not forward_batch.forward_mode.is_target_verify():
-        result: torch.Tensor = original_fn(
-            self,
-            q,
-            o,
-            layer,
-            forward_batch,
-            causal,
-            logits_soft_cap,
-            sinks,
-            score_mod=score_mod,
-            aux_tensors=aux_tensors,
-        )
+        given = (q, o, layer, forward_batch, causal, logits_soft_cap, sinks)
+        more = {"score_mod": score_mod, "aux_tensors": aux_tensors}
+        result: torch.Tensor = original_fn(self, *given, **more)
         return result
     _check_layer(self, layer, causal, logits_soft_cap, sinks, score_mod)
     heads, pool = layer.tp_q_head_num, self.token_to_kv_pool
@@ -89,47 +81,16 @@ def verify_rows(
     return o
 
 
-def _check_layer(
-    backend: Any,
-    layer: Any,
-    causal: bool,
-    logits_soft_cap: float,
-    sinks: Any,
-    score_mod: Any,
-) -> None:
+def _check_layer(backend: Any, layer: Any, *call: Any) -> None:
+    """Raise Unsupported with every reason; `call`: what `layer_reasons` takes."""
     found = []
     if not decode_attention.is_own(backend):
         found.append("the host's decode kernel, expected the hook decode_attention")
-    if logits_soft_cap > 0 or layer.xai_temperature_len > 0:
-        found.append("a soft cap or a temperature by length, expected neither")
-    if not causal:
-        found.append("a bidirectional layer, expected a causal one")
-    if layer.sliding_window_size is not None and layer.sliding_window_size > -1:
-        found.append("a sliding window, expected full attention")
-    if sinks is not None or score_mod is not None:
-        found.append("attention sinks or a score_mod, expected neither")
-    if layer.k_scale is not None or layer.v_scale is not None:
-        found.append("a scaled KV cache, expected bf16")
-    if backend.page_size != 1:
-        found.append(f"page size {backend.page_size}, expected 1")
-    if not _is_chain(backend):
+    found += layer_reasons(backend, layer, *call)
+    # Linear drafts alone: their mask can only be the causal one.
+    if backend.topk > 1:
         found.append(f"topk {backend.topk}, expected 1 (a linear chain)")
     if found:
-        raise UnsupportedVerify(
+        raise Unsupported(
             "verify attention cannot have decode's bits: " + "; ".join(found)
         )
-
-
-HOOK = Hook(
-    name="attention_verify",
-    target=f"{_BACKEND}._forward_extend_unified",
-    kind="AROUND",
-    replacement=verify_rows,
-    relies_on=(
-        f"{_BACKEND}.forward_extend",
-        f"{_BACKEND}.init_forward_metadata",
-        f"{_HYBRID}.init_forward_metadata",
-        f"{_HYBRID}.init_forward_metadata_in_graph",
-    ),
-    speculative=True,
-)

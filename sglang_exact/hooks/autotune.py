@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sglang_exact.hooks.base import DIRECT, Hook
+from sglang_exact.hooks.base import DIRECT, hook
 
 BLOCK_K = 64
 """Two steps over a head dimension of 128."""
@@ -46,6 +46,29 @@ def _is_ours(config: Any) -> bool:
     return bool(config.kwargs == {"BK": BLOCK_K} and config.num_warps == NUM_WARPS)
 
 
+def is_pinned(kernel: Any) -> bool:
+    """Whether the kernel has our configuration and no other."""
+    configs = _autotuner(kernel).configs
+    return len(configs) == 1 and _is_ours(configs[0])
+
+
+@hook(
+    "sglang.kernels.ops.attention.fla.chunk_fwd."
+    "chunk_gated_delta_rule_fwd_kkt_solve_kernel",
+    DIRECT,
+    name="autotune",
+    relies_on=(
+        "sglang.kernels.ops.attention.fla.chunk.chunk_gated_delta_rule_fwd",
+        "sglang.kernels.ops.attention.fla.chunk_delta_h."
+        "chunk_gated_delta_rule_fwd_kernel_h_blockdim64",
+        "sglang.kernels.ops.attention.fla.chunk_delta_h.chunk_gated_delta_rule_fwd_h",
+        "sglang.kernels.ops.attention.fla.chunk_o.chunk_fwd_kernel_o",
+        "sglang.kernels.ops.attention.fla.cumsum.chunk_local_cumsum_scalar_kernel",
+        "sglang.kernels.ops.attention.fla.l2norm.l2norm_fwd",
+        "sglang.kernels.ops.attention.fla.wy_fast.recompute_w_u_fwd_kernel",
+    ),
+    in_force=is_pinned,
+)
 def pin(kernel: Any) -> None:
     """Leave the kernel one configuration.
 
@@ -61,31 +84,3 @@ def pin(kernel: Any) -> None:
         )
     tuner.configs = ours
     tuner.cache.clear()
-
-
-def is_pinned(kernel: Any) -> bool:
-    """Whether the kernel has our configuration and no other."""
-    configs = _autotuner(kernel).configs
-    return len(configs) == 1 and _is_ours(configs[0])
-
-
-HOOK = Hook(
-    name="autotune",
-    target=(
-        "sglang.kernels.ops.attention.fla.chunk_fwd."
-        "chunk_gated_delta_rule_fwd_kkt_solve_kernel"
-    ),
-    kind=DIRECT,
-    replacement=pin,
-    in_force=is_pinned,
-    relies_on=(
-        "sglang.kernels.ops.attention.fla.chunk.chunk_gated_delta_rule_fwd",
-        "sglang.kernels.ops.attention.fla.chunk_delta_h."
-        "chunk_gated_delta_rule_fwd_kernel_h_blockdim64",
-        "sglang.kernels.ops.attention.fla.chunk_delta_h.chunk_gated_delta_rule_fwd_h",
-        "sglang.kernels.ops.attention.fla.chunk_o.chunk_fwd_kernel_o",
-        "sglang.kernels.ops.attention.fla.cumsum.chunk_local_cumsum_scalar_kernel",
-        "sglang.kernels.ops.attention.fla.l2norm.l2norm_fwd",
-        "sglang.kernels.ops.attention.fla.wy_fast.recompute_w_u_fwd_kernel",
-    ),
-)

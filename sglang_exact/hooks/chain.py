@@ -21,8 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sglang_exact.hooks.base import Hook, refuse_unknown
-from sglang_exact.hooks.gdn_verify import UnsupportedVerify
+from sglang_exact.hooks.base import HOST_SCHEDULER, Unsupported, hook, refuse_unknown
 from sglang_exact.reasons import Reason, message
 
 if TYPE_CHECKING:
@@ -35,35 +34,12 @@ ONE_TOKEN = 2
 """Width of the trie's answer: the committed token and one draft."""
 
 
-def one_token_corpus(
-    original_fn: Callable[..., None],
-    self: Any,
-    max_trie_depth: int = 18,
-    min_bfs_breadth: int = 1,
-    max_bfs_breadth: int = 8,
-    draft_token_num: int = 8,
-    match_type: str = "BFS",
-    capacity: int = 1000000,
-    external_sam_budget: int = 0,
-    external_corpus_max_tokens: int = 10000000,
-    **unknown: object,
-) -> None:
-    """Around NgramCorpus.__init__: the trie answers with one draft token."""
-    refuse_unknown("NgramCorpus.__init__", unknown)
-    original_fn(
-        self,
-        max_trie_depth=max_trie_depth,
-        min_bfs_breadth=min_bfs_breadth,
-        max_bfs_breadth=max_bfs_breadth,
-        draft_token_num=ONE_TOKEN,
-        match_type=match_type,
-        capacity=capacity,
-        external_sam_budget=external_sam_budget,
-        external_corpus_max_tokens=external_corpus_max_tokens,
-    )
-    self.draft_token_num = draft_token_num
-
-
+@hook(
+    f"{_CORPUS}.batch_get",
+    "AROUND",
+    name="ngram_chain",
+    relies_on=(f"{_CORPUS}.erase_match_state",),
+)
 def chains(
     original_fn: Callable[..., tuple[np.ndarray, np.ndarray]],
     self: Any,
@@ -95,6 +71,37 @@ def chains(
     return blocks.reshape(-1), _triangles(len(paths), width).reshape(-1)
 
 
+@hook(f"{_CORPUS}.__init__", "AROUND", name="ngram_chain_corpus")
+def one_token_corpus(
+    original_fn: Callable[..., None],
+    self: Any,
+    max_trie_depth: int = 18,
+    min_bfs_breadth: int = 1,
+    max_bfs_breadth: int = 8,
+    draft_token_num: int = 8,
+    match_type: str = "BFS",
+    capacity: int = 1000000,
+    external_sam_budget: int = 0,
+    external_corpus_max_tokens: int = 10000000,
+    **unknown: object,
+) -> None:
+    """Around NgramCorpus.__init__: the trie answers with one draft token."""
+    refuse_unknown("NgramCorpus.__init__", unknown)
+    original_fn(
+        self,
+        max_trie_depth=max_trie_depth,
+        min_bfs_breadth=min_bfs_breadth,
+        max_bfs_breadth=max_bfs_breadth,
+        draft_token_num=ONE_TOKEN,
+        match_type=match_type,
+        capacity=capacity,
+        external_sam_budget=external_sam_budget,
+        external_corpus_max_tokens=external_corpus_max_tokens,
+    )
+    self.draft_token_num = draft_token_num
+
+
+@hook(f"{HOST_SCHEDULER}.add_external_corpus", "AROUND", name="external_corpus")
 def add_external_corpus(
     original_fn: Callable[..., Any], self: Any, recv_req: Any
 ) -> Any:
@@ -119,12 +126,22 @@ def _triangles(count: int, width: int) -> np.ndarray:
     return masks
 
 
+@hook(
+    f"{_WORKER}._prepare_draft_tokens",
+    "AROUND",
+    name="verify_chain_ngram",
+    relies_on=(
+        f"{_WORKER}._prepare_for_speculative_decoding",
+        "sglang.kernels.ops.speculative.reconstruct_tree."
+        "reconstruct_indices_from_tree_mask_func",
+    ),
+)
 def ngram_block(
     original_fn: Callable[..., tuple[np.ndarray, np.ndarray]], self: Any, batch: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """Around NGRAMWorker._prepare_draft_tokens: raise unless every block is a chain.
 
-    Raises UnsupportedVerify.
+    Raises Unsupported.
     """
     ids, mask = original_fn(self, batch)
     width = self.draft_token_num
@@ -132,7 +149,7 @@ def ngram_block(
     trees = (found != _triangles(len(found), width)).any(axis=(1, 2))
     if trees.any():
         first = int(trees.argmax())
-        raise UnsupportedVerify(
+        raise Unsupported(
             f"found a draft tree for {int(trees.sum())} of {len(found)} requests "
             f"(parents {_parents(found[first])}), expected chains; fix: install the "
             "pinned host release, and drop SGLANG_EXACT_TEST_DISABLE_HOOKS"
@@ -147,15 +164,20 @@ def _parents(mask: np.ndarray) -> list[int]:
 
 
 def _check_branches(verify_input: Any, width: int | None = None) -> None:
-    """Raise UnsupportedVerify unless a block without a mask of its own is a chain."""
+    """Raise Unsupported unless a block without a mask of its own is a chain."""
     tokens = verify_input.draft_token_num
     if verify_input.topk != 1 or width not in (None, tokens):
-        raise UnsupportedVerify(
+        raise Unsupported(
             f"found a draft tree (topk {verify_input.topk}, {tokens} tokens, depth "
             f"{width}), expected a chain; fix: pass --speculative-eagle-topk 1"
         )
 
 
+@hook(
+    f"{_SPECULATIVE}.eagle_utils.eagle_prepare_for_verify",
+    "AROUND",
+    name="verify_chain_eagle",
+)
 def eagle_block(
     original_fn: Callable[..., Any],
     verify_input: Any,
@@ -170,6 +192,11 @@ def eagle_block(
     return original_fn(verify_input, req_to_token_pool, batch, target_worker)
 
 
+@hook(
+    f"{_SPECULATIVE}.dflash_info.DFlashVerifyInput.prepare_for_verify",
+    "AROUND",
+    name="verify_chain_dflash",
+)
 def dflash_block(
     original_fn: Callable[..., Any],
     self: Any,
@@ -180,55 +207,3 @@ def dflash_block(
     """Around DFlashVerifyInput.prepare_for_verify, of DFLASH, DFlash2 and DSpark."""
     _check_branches(self)
     return original_fn(self, batch, target_worker, **kw)
-
-
-HOOKS = (
-    Hook(
-        name="ngram_chain",
-        target=f"{_CORPUS}.batch_get",
-        kind="AROUND",
-        replacement=chains,
-        relies_on=(f"{_CORPUS}.erase_match_state",),
-        speculative=True,
-    ),
-    Hook(
-        name="ngram_chain_corpus",
-        target=f"{_CORPUS}.__init__",
-        kind="AROUND",
-        replacement=one_token_corpus,
-        speculative=True,
-    ),
-    Hook(
-        name="external_corpus",
-        target="sglang.srt.managers.scheduler.Scheduler.add_external_corpus",
-        kind="AROUND",
-        replacement=add_external_corpus,
-        speculative=True,
-    ),
-    Hook(
-        name="verify_chain_ngram",
-        target=f"{_WORKER}._prepare_draft_tokens",
-        kind="AROUND",
-        replacement=ngram_block,
-        relies_on=(
-            f"{_WORKER}._prepare_for_speculative_decoding",
-            "sglang.kernels.ops.speculative.reconstruct_tree."
-            "reconstruct_indices_from_tree_mask_func",
-        ),
-        speculative=True,
-    ),
-    Hook(
-        name="verify_chain_eagle",
-        target=f"{_SPECULATIVE}.eagle_utils.eagle_prepare_for_verify",
-        kind="AROUND",
-        replacement=eagle_block,
-        speculative=True,
-    ),
-    Hook(
-        name="verify_chain_dflash",
-        target=f"{_SPECULATIVE}.dflash_info.DFlashVerifyInput.prepare_for_verify",
-        kind="AROUND",
-        replacement=dflash_block,
-        speculative=True,
-    ),
-)

@@ -19,11 +19,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from sglang_exact.hooks.base import MAIN, Hook
+from sglang_exact.hooks.base import HOST_SCHEDULER, MAIN, TOKENIZER_MANAGER, hook
 from sglang_exact.hooks.requests import text_of
 from sglang_exact.reasons import Reason
 
-_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 INT63 = 2**63 - 1
 Look = Callable[[Any, Any], list[Reason]]
 """Takes the tokenizer manager and a message; returns every reason against it."""
@@ -201,6 +200,19 @@ CONTROL: dict[str, Look] = {
 send beside them comes from no request."""
 
 
+@hook(
+    f"{TOKENIZER_MANAGER}._async_dispatch_to_scheduler",
+    "BEFORE",
+    name="control_requests_async",
+    roles=(MAIN,),
+)
+@hook(
+    f"{TOKENIZER_MANAGER}._dispatch_to_scheduler",
+    "BEFORE",
+    name="control_requests",
+    roles=(MAIN,),
+    relies_on=(f"{HOST_SCHEDULER}.init_request_dispatcher",),
+)
 def check_message(self: Any, obj: Any) -> None:
     """Before TokenizerManager._dispatch_to_scheduler, and before its async twin.
 
@@ -211,22 +223,3 @@ def check_message(self: Any, obj: Any) -> None:
     look = CONTROL.get(type(obj).__name__, passes)
     if reasons := look(self, obj):
         raise HTTPException(status_code=400, detail=text_of(reasons))
-
-
-HOOKS = (
-    Hook(
-        name="control_requests",
-        target=f"{_MANAGER}._dispatch_to_scheduler",
-        kind="BEFORE",
-        replacement=check_message,
-        roles=(MAIN,),
-        relies_on=("sglang.srt.managers.scheduler.Scheduler.init_request_dispatcher",),
-    ),
-    Hook(
-        name="control_requests_async",
-        target=f"{_MANAGER}._async_dispatch_to_scheduler",
-        kind="BEFORE",
-        replacement=check_message,
-        roles=(MAIN,),
-    ),
-)

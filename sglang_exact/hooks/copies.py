@@ -19,10 +19,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from sglang_exact.hooks.base import MAIN, Hook
+from sglang_exact.hooks.base import MAIN, TOKENIZER_MANAGER, hook
 from sglang_exact.reasons import Reason
 
-_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _COPIES = "_sglang_exact_copies"
 _DEFAULT_SEED = 42
 """sglang/srt/sampling/sampling_batch_info.py:164."""
@@ -61,12 +60,31 @@ class Copies:
         return params
 
 
+@hook(
+    f"{TOKENIZER_MANAGER}._create_tokenized_object",
+    "AFTER",
+    name="copies_count",
+    roles=(MAIN,),
+    relies_on=(
+        f"{TOKENIZER_MANAGER}._handle_batch_request",
+        "sglang.srt.managers.io_struct.GenerateReqInput.__getitem__",
+    ),
+)
 def count_copies(result: Any, self: Any, obj: Any, *given: Any, **named: Any) -> None:
     """After TokenizerManager._create_tokenized_object; the copies of `obj` share it."""
     if result.sampling_params.n > 1:
         setattr(obj, _COPIES, Copies(result.sampling_params))
 
 
+@hook(
+    f"{TOKENIZER_MANAGER}._send_one_request",
+    "BEFORE",
+    name="copies_seed",
+    roles=(MAIN,),
+    relies_on=(
+        "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
+    ),
+)
 def seed_the_copy(self: Any, tokenized_obj: Any) -> None:
     """Before TokenizerManager._send_one_request.
 
@@ -78,6 +96,13 @@ def seed_the_copy(self: Any, tokenized_obj: Any) -> None:
         tokenized_obj.sampling_params = copies.next_params()
 
 
+@hook(
+    "sglang.srt.entrypoints.openai.serving_completions"
+    ".OpenAIServingCompletion._validate_request",
+    "AFTER",
+    name="copies_best_of",
+    roles=(MAIN,),
+)
 def refuse_best_of(result: str | None, self: Any, request: Any) -> str | None:
     """After OpenAIServingCompletion._validate_request: the text of a 400, or None."""
     if result is None and request.best_of not in (None, request.n):
@@ -89,37 +114,3 @@ def refuse_best_of(result: str | None, self: Any, request: Any) -> str | None:
             )
         )
     return result
-
-
-HOOKS = (
-    Hook(
-        name="copies_count",
-        target=f"{_MANAGER}._create_tokenized_object",
-        kind="AFTER",
-        replacement=count_copies,
-        roles=(MAIN,),
-        relies_on=(
-            f"{_MANAGER}._handle_batch_request",
-            "sglang.srt.managers.io_struct.GenerateReqInput.__getitem__",
-        ),
-    ),
-    Hook(
-        name="copies_seed",
-        target=f"{_MANAGER}._send_one_request",
-        kind="BEFORE",
-        replacement=seed_the_copy,
-        roles=(MAIN,),
-        relies_on=(
-            "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
-            ".from_schedule_batch",
-        ),
-    ),
-    Hook(
-        name="copies_best_of",
-        target="sglang.srt.entrypoints.openai.serving_completions"
-        ".OpenAIServingCompletion._validate_request",
-        kind="AFTER",
-        replacement=refuse_best_of,
-        roles=(MAIN,),
-    ),
-)

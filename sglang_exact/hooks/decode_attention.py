@@ -17,15 +17,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sglang_exact.hooks.base import Hook
-from sglang_exact.hooks.gdn_verify import UnsupportedVerify
+from sglang_exact.hooks.attention_layer import BACKEND
+from sglang_exact.hooks.base import Unsupported, hook
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-_BACKEND = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend"
 _STAT = "_sglang_exact_part_stat"
 _GRAPH_STAT = "_sglang_exact_graph_part_stat"
 _OWN = "_sglang_exact_decode_attention"
@@ -47,7 +46,7 @@ def scratch(
     """Scratch (part_acc, part_stat) for `rows` rows; the host's where it has one.
 
     Allocates only outside of graph capture: init_cuda_graph_state sized it for the
-    largest captured batch. Raises UnsupportedVerify otherwise.
+    largest captured batch. Raises Unsupported otherwise.
     """
     import torch
 
@@ -88,7 +87,7 @@ def _refuse_in_capture(rows: int) -> None:
     from sglang.srt.model_executor.runner_utils.capture_mode import get_is_capture_mode
 
     if get_is_capture_mode():
-        raise UnsupportedVerify(
+        raise Unsupported(
             f"{rows} attention rows during graph capture; expected the buffers of "
             "init_cuda_graph_state to hold them; fix: install the pinned host release"
         )
@@ -170,7 +169,7 @@ def decode_launcher(backend: Any) -> Callable[..., None]:
         }
         found = [name for name, given in asked.items() if given]
         if found:
-            raise UnsupportedVerify(
+            raise Unsupported(
                 f"decode attention with {', '.join(found)}; expected none of these"
             )
         attend(
@@ -187,6 +186,12 @@ def decode_launcher(backend: Any) -> Callable[..., None]:
     return decode_attention_fwd
 
 
+@hook(
+    f"{BACKEND}.__init__",
+    "AFTER",
+    name="decode_attention",
+    relies_on=(f"{BACKEND}.forward_decode",),
+)
 def use_own_kernel(
     result: None,
     self: Any,
@@ -209,6 +214,7 @@ def use_own_kernel(
     setattr(self, _OWN, True)
 
 
+@hook(f"{BACKEND}.init_cuda_graph_state", "AFTER", name="decode_attention_scratch")
 def allocate_scratch(
     result: None,
     self: Any,
@@ -220,20 +226,3 @@ def allocate_scratch(
     """After init_cuda_graph_state: scratch for the largest captured batch."""
     if is_own(self):
         setattr(self, _GRAPH_STAT, _new_part_stat(self, max_num_tokens))
-
-
-HOOKS = (
-    Hook(
-        name="decode_attention",
-        target=f"{_BACKEND}.__init__",
-        kind="AFTER",
-        replacement=use_own_kernel,
-        relies_on=(f"{_BACKEND}.forward_decode",),
-    ),
-    Hook(
-        name="decode_attention_scratch",
-        target=f"{_BACKEND}.init_cuda_graph_state",
-        kind="AFTER",
-        replacement=allocate_scratch,
-    ),
-)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sglang_exact.hooks.base import Hook, refuse_unknown
+from sglang_exact.hooks.base import Unsupported, hook, refuse_unknown
 
 if TYPE_CHECKING:
     import torch
@@ -32,16 +32,12 @@ DECODE_LAUNCHER = (
 )
 
 
-class UnsupportedVerify(RuntimeError):
-    """A verify forward that cannot have decode's bits."""
-
-
 def packed_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """The packed convolution output that q, k and v are views of.
 
     q, k: [1, num_tokens, H, K]; v: [1, num_tokens, HV, V]; all bf16 views of one
     row-major tensor, q | k | v along its last dimension. Returns
-    [num_tokens, 2*H*K + HV*V] without a copy. Raises UnsupportedVerify otherwise.
+    [num_tokens, 2*H*K + HV*V] without a copy. Raises Unsupported otherwise.
     """
     num_tokens, size = q.shape[1], q.element_size()
     widths = [t.shape[2] * t.shape[3] for t in (q, k, v)]
@@ -54,7 +50,7 @@ def packed_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tenso
         and len({t.untyped_storage().data_ptr() for t in (q, k, v)}) == 1
     )
     if not packed:
-        raise UnsupportedVerify(
+        raise Unsupported(
             f"target_verify: found q, k, v at byte offsets {starts} with row strides "
             f"{sorted(rows)}; expected views of one packed [num_tokens, "
             f"{sum(widths)}] tensor; fix: install the pinned host release"
@@ -87,11 +83,26 @@ def _check(
             f"room for {intermediate.shape[1]} steps, expected at least {cache_steps}"
         )
     if found:
-        raise UnsupportedVerify(
+        raise Unsupported(
             "target_verify cannot have decode's bits: " + "; ".join(found)
         )
 
 
+@hook(
+    "sglang.srt.layers.attention.linear.kernels.gdn_triton.TritonGDNKernel.target_verify",
+    "REPLACE",
+    name="gdn_verify",
+    relies_on=(
+        DECODE_KERNEL,
+        DECODE_LAUNCHER,
+        "sglang.srt.layers.attention.linear.gdn_backend.GDNAttnBackend.forward_extend",
+        "sglang.srt.layers.attention.linear.gdn_backend.GDNAttnBackend.forward_decode",
+        "sglang.srt.layers.attention.linear.gdn_backend.GDNKernelDispatcher",
+        "sglang.kernels.ops.mamba.causal_conv1d_triton.causal_conv1d_update",
+        "sglang.kernels.ops.attention.triton_gdn_fused_proj."
+        "fused_qkvzba_causal_conv1d_update_contiguous",
+    ),
+)
 def target_verify(
     self: Any,
     A_log: torch.Tensor,
@@ -119,7 +130,7 @@ def target_verify(
     """
     refuse_unknown("TritonGDNKernel.target_verify", unknown)
     if stable_rows:
-        raise UnsupportedVerify(
+        raise Unsupported(
             "target_verify: found stable_rows (pipeline-parallel speculation); "
             "expected SGLANG_ENABLE_PP_SPEC unset"
         )
@@ -144,25 +155,3 @@ def target_verify(
         num_k_heads=q.shape[2],
         scale=q.shape[3] ** -0.5,
     )
-
-
-HOOK = Hook(
-    name="gdn_verify",
-    target=(
-        "sglang.srt.layers.attention.linear.kernels.gdn_triton."
-        "TritonGDNKernel.target_verify"
-    ),
-    kind="REPLACE",
-    replacement=target_verify,
-    relies_on=(
-        DECODE_KERNEL,
-        DECODE_LAUNCHER,
-        "sglang.srt.layers.attention.linear.gdn_backend.GDNAttnBackend.forward_extend",
-        "sglang.srt.layers.attention.linear.gdn_backend.GDNAttnBackend.forward_decode",
-        "sglang.srt.layers.attention.linear.gdn_backend.GDNKernelDispatcher",
-        "sglang.kernels.ops.mamba.causal_conv1d_triton.causal_conv1d_update",
-        "sglang.kernels.ops.attention.triton_gdn_fused_proj."
-        "fused_qkvzba_causal_conv1d_update_contiguous",
-    ),
-    speculative=True,
-)

@@ -22,12 +22,19 @@ from typing import Any
 
 from sglang_exact import attestation, gate, roles, scope, scope_model
 from sglang_exact.hooks import registered
-from sglang_exact.hooks.base import MAIN, Hook, effect_reasons
-from sglang_exact.hooks.rank import setup_reasons
+from sglang_exact.hooks.base import MAIN, hook
+from sglang_exact.hooks.in_force import effect_reasons
+from sglang_exact.hooks.rank import mask_embedding_reasons, setup_reasons
 from sglang_exact.host import headers
 from sglang_exact.reasons import Reason
 
 
+@hook(
+    "sglang.srt.server_args.ServerArgs.resolve_once",
+    "BEFORE",
+    name="fill_arguments",
+    roles=(MAIN,),
+)
 def fill_arguments(self: Any) -> None:
     """Before ServerArgs.resolve_once: set the fixed arguments, keep the user's."""
     if getattr(self, "_resolution_finished", False):
@@ -97,6 +104,16 @@ def _gpu_names(cfg: Any) -> list[str]:
     return [torch.cuda.get_device_name(i) for i in ranks if i < count]
 
 
+@hook(
+    "sglang.srt.server_args.ServerArgs.check_server_args",
+    "BEFORE",
+    name="check_arguments",
+    roles=(MAIN,),
+    relies_on=(
+        "sglang.srt.arg_groups.attention_hook.handle_deterministic_inference",
+        "sglang.srt.entrypoints.http_server.init_multi_tokenizer",
+    ),
+)
 def check_arguments(self: Any) -> None:
     """Before ServerArgs.check_server_args: every reason at once, or silence."""
     from sglang.srt.arg_groups.overrides import resolved_view
@@ -120,24 +137,9 @@ def check_arguments(self: Any) -> None:
 def _beside_reasons(cfg: Any) -> list[Reason]:
     """Reasons beside the tables of arguments, raw or resolved: draft and workers."""
     return [
-        *_mask_embedding_reasons(cfg),
+        *mask_embedding_reasons(cfg),
         *_draft_block_reasons(cfg),
         *worker_reasons(cfg),
-    ]
-
-
-def _mask_embedding_reasons(cfg: Any) -> list[Reason]:
-    """A draft that edits the target's embedding would change plain answers too."""
-    path = cfg.speculative_draft_model_path
-    if not path or not os.path.isfile(os.path.join(path, "mask_embedding.pt")):
-        return []
-    return [
-        Reason(
-            f"{path} ships mask_embedding.pt, which overwrites a row of the target's "
-            "embedding",
-            "a draft that leaves the target's weights alone",
-            "use a draft without a trained mask embedding",
-        )
     ]
 
 
@@ -189,6 +191,12 @@ def worker_reasons(cfg: Any) -> list[Reason]:
     ]
 
 
+@hook(
+    "sglang.srt.entrypoints.engine._wait_for_scheduler_ready",
+    "AROUND",
+    name="attest_ranks",
+    roles=(MAIN,),
+)
 def attest_ranks(
     original_fn: Callable[..., list[dict[str, Any]]],
     scheduler_pipe_readers: Any,
@@ -224,6 +232,12 @@ def attest_ranks(
     return result
 
 
+@hook(
+    "sglang.srt.entrypoints.engine.Engine._set_startup_time",
+    "BEFORE",
+    name="attest_engine",
+    roles=(MAIN,),
+)
 def attest_engine(
     tokenizer_manager: Any, scheduler_init_result: Any, startup_tic: float
 ) -> None:
@@ -235,39 +249,3 @@ def attest_engine(
     infos = scheduler_init_result.scheduler_infos
     if reasons := attestation.rank_reasons([x.get(attestation.KEY) for x in infos]):
         gate.refuse(reasons)
-
-
-HOOKS = (
-    Hook(
-        name="fill_arguments",
-        target="sglang.srt.server_args.ServerArgs.resolve_once",
-        kind="BEFORE",
-        replacement=fill_arguments,
-        roles=(MAIN,),
-    ),
-    Hook(
-        name="check_arguments",
-        target="sglang.srt.server_args.ServerArgs.check_server_args",
-        kind="BEFORE",
-        replacement=check_arguments,
-        roles=(MAIN,),
-        relies_on=(
-            "sglang.srt.arg_groups.attention_hook.handle_deterministic_inference",
-            "sglang.srt.entrypoints.http_server.init_multi_tokenizer",
-        ),
-    ),
-    Hook(
-        name="attest_ranks",
-        target="sglang.srt.entrypoints.engine._wait_for_scheduler_ready",
-        kind="AROUND",
-        replacement=attest_ranks,
-        roles=(MAIN,),
-    ),
-    Hook(
-        name="attest_engine",
-        target="sglang.srt.entrypoints.engine.Engine._set_startup_time",
-        kind="BEFORE",
-        replacement=attest_engine,
-        roles=(MAIN,),
-    ),
-)

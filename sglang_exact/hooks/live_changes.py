@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sglang_exact.hooks.base import Hook
+from sglang_exact.hooks.base import HOST_SCHEDULER, hook
 from sglang_exact.reasons import Reason, message
 
 logger = logging.getLogger(__name__)
@@ -43,44 +43,33 @@ def _is_live(updater: Any) -> bool:
     return scheduler.chunked_req is not None or any(not r.finished() for r in running)
 
 
-def update_weights_from_disk(
-    original_fn: Callable[..., Any], self: Any, recv_req: Any
-) -> Any:
-    """Around the update from disk: refused while a request is live."""
-    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqOutput
-
-    if _is_live(self):
-        return UpdateWeightFromDiskReqOutput(
-            success=False, message=message([LIVE]), num_paused_requests=0
-        )
-    return original_fn(self, recv_req)
-
-
-def update_weights_from_ipc(
-    original_fn: Callable[..., Any], self: Any, recv_req: Any
-) -> Any:
-    """Around the update over IPC: refused while a request is live."""
-    from sglang.srt.managers.io_struct import UpdateWeightsFromIPCReqOutput
-
-    if _is_live(self):
-        return UpdateWeightsFromIPCReqOutput(success=False, message=message([LIVE]))
-    return original_fn(self, recv_req)
-
-
-def begin_weight_update(
-    original_fn: Callable[..., Any], self: Any, recv_req: Any
-) -> Any:
-    """Around the start of an update session: refused while a request is live.
+@hook(
+    f"{_UPDATER}.begin_weight_update",
+    "AROUND",
+    name="live_changes_session",
+    relies_on=(
+        f"{HOST_SCHEDULER}.collect_inflight_reqs",
+        f"{_UPDATER}.update_weights_from_tensor",
+        f"{_UPDATER}.update_weights_from_distributed",
+    ),
+)
+@hook(f"{_UPDATER}.update_weights_from_ipc", "AROUND", name="live_changes_ipc")
+@hook(f"{_UPDATER}.update_weights_from_disk", "AROUND", name="live_changes")
+def update_while_idle(original_fn: Callable[..., Any], self: Any, recv_req: Any) -> Any:
+    """Around each way to new weights: refused, in its own answer, while one is live.
 
     Updates from tensors and from a process group run only inside a session.
     """
-    from sglang.srt.managers.io_struct import BeginWeightUpdateReqOutput
+    if not _is_live(self):
+        return original_fn(self, recv_req)
+    from sglang.srt.managers import io_struct
 
-    if _is_live(self):
-        return BeginWeightUpdateReqOutput(success=False, message=message([LIVE]))
-    return original_fn(self, recv_req)
+    # Every message X...Input of the host has its X...Output.
+    answer = getattr(io_struct, type(recv_req).__name__.replace("Input", "Output"))
+    return answer(success=False, message=message([LIVE]))
 
 
+@hook(f"{_UPDATER}.check_weights", "AROUND", name="live_changes_check")
 def check_weights(original_fn: Callable[..., Any], self: Any, recv_req: Any) -> Any:
     """Around /weights_checker: it may look at weights, not reset them."""
     from sglang.srt.managers.io_struct import CheckWeightsReqOutput
@@ -95,6 +84,12 @@ def check_weights(original_fn: Callable[..., Any], self: Any, recv_req: Any) -> 
     return original_fn(self, recv_req)
 
 
+@hook(
+    "sglang.srt.managers.scheduler_components.internal_state."
+    "SchedulerInternalStateController.set_internal_state",
+    "AROUND",
+    name="live_changes_state",
+)
 def set_internal_state(
     original_fn: Callable[..., Any], self: Any, recv_req: Any
 ) -> Any:
@@ -111,45 +106,3 @@ def set_internal_state(
         logger.warning("%s", message([reason]))
         return SetInternalStateReqOutput(updated=False)
     return original_fn(self, recv_req)
-
-
-HOOKS = (
-    Hook(
-        name="live_changes",
-        target=f"{_UPDATER}.update_weights_from_disk",
-        kind="AROUND",
-        replacement=update_weights_from_disk,
-    ),
-    Hook(
-        name="live_changes_ipc",
-        target=f"{_UPDATER}.update_weights_from_ipc",
-        kind="AROUND",
-        replacement=update_weights_from_ipc,
-    ),
-    Hook(
-        name="live_changes_session",
-        target=f"{_UPDATER}.begin_weight_update",
-        kind="AROUND",
-        replacement=begin_weight_update,
-        relies_on=(
-            "sglang.srt.managers.scheduler.Scheduler.collect_inflight_reqs",
-            f"{_UPDATER}.update_weights_from_tensor",
-            f"{_UPDATER}.update_weights_from_distributed",
-        ),
-    ),
-    Hook(
-        name="live_changes_check",
-        target=f"{_UPDATER}.check_weights",
-        kind="AROUND",
-        replacement=check_weights,
-    ),
-    Hook(
-        name="live_changes_state",
-        target=(
-            "sglang.srt.managers.scheduler_components.internal_state."
-            "SchedulerInternalStateController.set_internal_state"
-        ),
-        kind="AROUND",
-        replacement=set_internal_state,
-    ),
-)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang_exact.hooks.base import Hook, refuse_unknown
+from sglang_exact.hooks.base import hook, refuse_unknown
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +56,16 @@ def _top_k(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values.gather(-1, chosen), chosen
 
 
+@hook(
+    f"{_MODULE}.get_top_logprobs_raw",
+    "REPLACE",
+    name="logprobs_top_k",
+    relies_on=(
+        f"{_MODULE}.compute_spec_logprobs",
+        f"{_MODULE}.OutputLogprobProcessor.compute_logprobs",
+        f"{_MODULE}.get_token_ids_logprobs_raw",
+    ),
+)
 def top_logprobs(
     logprobs: torch.Tensor,
     top_logprobs_nums: list[int],
@@ -90,6 +100,7 @@ def top_logprobs(
     return all_values, all_ids
 
 
+@hook(f"{_MODULE}.get_top_logprobs_chunk", "AROUND", name="logprobs_prompt_top_k")
 def prompt_top_logprobs(
     original_fn: Callable[..., int],
     logprobs: torch.Tensor,
@@ -129,24 +140,3 @@ def prompt_top_logprobs(
         precomputed_topk=precomputed_topk,
         copy_to_pinned_cpu=copy_to_pinned_cpu,
     )
-
-
-HOOKS = (
-    Hook(
-        name="logprobs_top_k",
-        target=f"{_MODULE}.get_top_logprobs_raw",
-        kind="REPLACE",
-        replacement=top_logprobs,
-        relies_on=(
-            f"{_MODULE}.compute_spec_logprobs",
-            f"{_MODULE}.OutputLogprobProcessor.compute_logprobs",
-            f"{_MODULE}.get_token_ids_logprobs_raw",
-        ),
-    ),
-    Hook(
-        name="logprobs_prompt_top_k",
-        target=f"{_MODULE}.get_top_logprobs_chunk",
-        kind="AROUND",
-        replacement=prompt_top_logprobs,
-    ),
-)

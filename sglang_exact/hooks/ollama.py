@@ -23,13 +23,12 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
-from sglang_exact.hooks.base import MAIN, Hook
+from sglang_exact.hooks.base import HOST_SCHEDULER, MAIN, TOKENIZER_MANAGER, hook
 from sglang_exact.hooks.requests import text_of
 from sglang_exact.hooks.text_endpoints import NO_TOKENIZER
 from sglang_exact.reasons import Reason
 
 _SERVING = "sglang.srt.entrypoints.ollama.serving.OllamaServing"
-_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _FORMAT = "format"
 _DEFAULT_NUM_PREDICT = 2048
 """The host's, for a request without `num_predict`."""
@@ -130,38 +129,6 @@ def request_reasons(body: Mapping[str, Any]) -> list[Reason]:
     return reasons + option_reasons(body.get("options") or {})
 
 
-def sampling_params(self: Any, options: Mapping[str, Any] | None = None) -> Sampling:
-    """Replace OllamaServing._convert_options_to_sampling_params.
-
-    `options` have passed `option_reasons`; `format` may be among them.
-    """
-    given = {k: v for k, v in (options or {}).items() if v is not None}
-    params = Sampling(max_new_tokens=_DEFAULT_NUM_PREDICT)
-    for name, (parameter, kind) in SERVED.items():
-        if name in given:
-            params[parameter] = _value(kind, given[name])
-    if params["max_new_tokens"] < 0:
-        params["max_new_tokens"] = None
-    if params.get("top_k") is not None and params["top_k"] <= 0:
-        params["top_k"] = -1
-    if _FORMAT in given:
-        schema = {"type": "object"} if given[_FORMAT] == "json" else given[_FORMAT]
-        params["json_schema"] = json.dumps(schema)
-    return params
-
-
-def end_with_the_context(self: Any, obj: Any, input_ids: Any) -> None:
-    """Before TokenizerManager._validate_one_request: no more than the context holds.
-
-    Without a number the scheduler ends a request there.
-    """
-    params = obj.sampling_params
-    if isinstance(params, Sampling) and params["max_new_tokens"] is not None:
-        total = len(input_ids or ()) + params["max_new_tokens"]
-        if total + self.num_reserved_tokens > self.context_len:
-            params["max_new_tokens"] = None
-
-
 def _error(text: str, status: int = 400) -> Any:
     from fastapi.responses import JSONResponse
 
@@ -197,6 +164,8 @@ def _refusal(output: Mapping[str, Any]) -> tuple[int, str] | None:
     return int(finish["status_code"]), str(finish.get("message"))
 
 
+@hook(f"{_SERVING}.handle_generate", "AROUND", name="ollama_generate", roles=(MAIN,))
+@hook(f"{_SERVING}.handle_chat", "AROUND", name="ollama_chat", roles=(MAIN,))
 async def checked(
     original_fn: Callable[..., Awaitable[Any]],
     self: Any,
@@ -244,7 +213,13 @@ def _outputs(
     return outputs
 
 
-def _whole(kind: str) -> Callable[..., Awaitable[Any]]:
+def _whole(kind: str) -> None:
+    @hook(
+        f"{_SERVING}._generate_{kind}_response",
+        "REPLACE",
+        name=f"ollama_whole_{kind}",
+        roles=(MAIN,),
+    )
     async def whole(
         self: Any, gen_request: Any, raw_request: Any, model_name: str
     ) -> Any:
@@ -253,8 +228,6 @@ def _whole(kind: str) -> Callable[..., Awaitable[Any]]:
         output = await anext(_outputs(self, gen_request, raw_request))
         end = _end(output, started)
         return _answer(self, kind, model_name, output.get("text") or "", **end)
-
-    return whole
 
 
 async def added_text(
@@ -268,7 +241,13 @@ async def added_text(
         sent = len(text)
 
 
-def _streamed(kind: str) -> Callable[..., Awaitable[Any]]:
+def _streamed(kind: str) -> None:
+    @hook(
+        f"{_SERVING}._stream_{kind}_response",
+        "REPLACE",
+        name=f"ollama_stream_{kind}",
+        roles=(MAIN,),
+    )
     async def streamed(
         self: Any, gen_request: Any, raw_request: Any, model_name: str
     ) -> Any:
@@ -311,60 +290,59 @@ def _streamed(kind: str) -> Callable[..., Awaitable[Any]]:
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 
-    return streamed
-
 
 def _line(values: Mapping[str, Any]) -> bytes:
     return json.dumps(values, ensure_ascii=False).encode() + b"\n"
 
 
-HOOKS = (
-    *(
-        Hook(
-            name=f"ollama_{kind}",
-            target=f"{_SERVING}.handle_{kind}",
-            kind="AROUND",
-            replacement=checked,
-            roles=(MAIN,),
-        )
-        for kind in ("chat", "generate")
-    ),
-    *(
-        Hook(
-            name=f"ollama_whole_{kind}",
-            target=f"{_SERVING}._generate_{kind}_response",
-            kind="REPLACE",
-            replacement=_whole(kind),
-            roles=(MAIN,),
-        )
-        for kind in ("chat", "generate")
-    ),
-    *(
-        Hook(
-            name=f"ollama_stream_{kind}",
-            target=f"{_SERVING}._stream_{kind}_response",
-            kind="REPLACE",
-            replacement=_streamed(kind),
-            roles=(MAIN,),
-        )
-        for kind in ("chat", "generate")
-    ),
-    Hook(
-        name="ollama_options",
-        target=f"{_SERVING}._convert_options_to_sampling_params",
-        kind="REPLACE",
-        replacement=sampling_params,
-        roles=(MAIN,),
-    ),
-    Hook(
-        name="ollama_length",
-        target=f"{_MANAGER}._validate_one_request",
-        kind="BEFORE",
-        replacement=end_with_the_context,
-        roles=(MAIN,),
-        relies_on=(
-            f"{_MANAGER}._handle_abort_finish_reason",
-            "sglang.srt.managers.scheduler.Scheduler.init_req_max_new_tokens",
-        ),
+for _declare in (_whole, _streamed):
+    _declare("chat")
+    _declare("generate")
+
+
+@hook(
+    f"{_SERVING}._convert_options_to_sampling_params",
+    "REPLACE",
+    name="ollama_options",
+    roles=(MAIN,),
+)
+def sampling_params(self: Any, options: Mapping[str, Any] | None = None) -> Sampling:
+    """Replace OllamaServing._convert_options_to_sampling_params.
+
+    `options` have passed `option_reasons`; `format` may be among them.
+    """
+    given = {k: v for k, v in (options or {}).items() if v is not None}
+    params = Sampling(max_new_tokens=_DEFAULT_NUM_PREDICT)
+    for name, (parameter, kind) in SERVED.items():
+        if name in given:
+            params[parameter] = _value(kind, given[name])
+    if params["max_new_tokens"] < 0:
+        params["max_new_tokens"] = None
+    if params.get("top_k") is not None and params["top_k"] <= 0:
+        params["top_k"] = -1
+    if _FORMAT in given:
+        schema = {"type": "object"} if given[_FORMAT] == "json" else given[_FORMAT]
+        params["json_schema"] = json.dumps(schema)
+    return params
+
+
+@hook(
+    f"{TOKENIZER_MANAGER}._validate_one_request",
+    "BEFORE",
+    name="ollama_length",
+    roles=(MAIN,),
+    relies_on=(
+        f"{TOKENIZER_MANAGER}._handle_abort_finish_reason",
+        f"{HOST_SCHEDULER}.init_req_max_new_tokens",
     ),
 )
+def end_with_the_context(self: Any, obj: Any, input_ids: Any) -> None:
+    """Before TokenizerManager._validate_one_request: no more than the context holds.
+
+    Without a number the scheduler ends a request there.
+    """
+    params = obj.sampling_params
+    if isinstance(params, Sampling) and params["max_new_tokens"] is not None:
+        total = len(input_ids or ()) + params["max_new_tokens"]
+        if total + self.num_reserved_tokens > self.context_len:
+            params["max_new_tokens"] = None

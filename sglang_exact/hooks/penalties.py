@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sglang_exact.hooks.base import Hook
+from sglang_exact.hooks.base import HOST_SCHEDULER, hook
 from sglang_exact.hooks.requests import needs_last_token
 
 if TYPE_CHECKING:
@@ -29,9 +29,21 @@ if TYPE_CHECKING:
 
 _INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
 _PENALIZERS = "sglang.srt.sampling.penaltylib"
-_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 
 
+@hook(
+    f"{_INFO}._apply_pre_grammar_logits_transforms",
+    "REPLACE",
+    name="penalties_order",
+    relies_on=(
+        f"{_INFO}.update_penalties",
+        f"{_INFO}.copy_for_forward",
+        f"{_PENALIZERS}.orchestrator.BatchedPenalizerOrchestrator"
+        ".accumulate_additive_penalties",
+        f"{_PENALIZERS}.orchestrator.BatchedPenalizerOrchestrator"
+        ".accumulate_scaling_penalties",
+    ),
+)
 def add_then_scale(self: Any, logits: torch.Tensor) -> None:
     """Replace _apply_pre_grammar_logits_transforms; logits [rows, vocab] in place."""
     from sglang.srt.sampling.penaltylib.repetition_penalty import (
@@ -56,6 +68,16 @@ def _accumulate(orchestrator: Any, logits: torch.Tensor) -> tuple[Any, Any]:
     return additive, orchestrator.accumulate_scaling_penalties()
 
 
+@hook(
+    f"{HOST_SCHEDULER}.get_next_batch_to_run",
+    "BEFORE",
+    name="penalties_last_token",
+    relies_on=(
+        f"{HOST_SCHEDULER}.event_loop_overlap",
+        "sglang.srt.managers.schedule_batch.ScheduleBatch"
+        ".cumulate_penalty_output_tokens",
+    ),
+)
 def take_last_result(self: Any, running_batch: Any, last_batch: Any) -> None:
     """Before Scheduler.get_next_batch_to_run: no result of a counted request waits.
 
@@ -73,45 +95,13 @@ def take_last_result(self: Any, running_batch: Any, last_batch: Any) -> None:
     self.last_batch = None
 
 
+@hook(
+    "sglang.srt.speculative.dflash_info_v2.DFlashDraftInputV2.prepare_for_decode",
+    "BEFORE",
+    name="penalties_count",
+    relies_on=("sglang.srt.speculative.eagle_utils.eagle_prepare_for_decode",),
+)
 def count_tokens(self: Any, batch: Any) -> None:
     """Before DFlashDraftInputV2.prepare_for_decode: count the last emitted token."""
     if batch.sampling_info.penalizer_orchestrator.is_required:
         batch.cumulate_penalty_output_tokens()
-
-
-HOOKS = (
-    Hook(
-        name="penalties_order",
-        target=f"{_INFO}._apply_pre_grammar_logits_transforms",
-        kind="REPLACE",
-        replacement=add_then_scale,
-        relies_on=(
-            f"{_INFO}.update_penalties",
-            f"{_INFO}.copy_for_forward",
-            f"{_PENALIZERS}.orchestrator.BatchedPenalizerOrchestrator"
-            ".accumulate_additive_penalties",
-            f"{_PENALIZERS}.orchestrator.BatchedPenalizerOrchestrator"
-            ".accumulate_scaling_penalties",
-        ),
-    ),
-    Hook(
-        name="penalties_last_token",
-        target=f"{_SCHEDULER}.get_next_batch_to_run",
-        kind="BEFORE",
-        replacement=take_last_result,
-        relies_on=(
-            f"{_SCHEDULER}.event_loop_overlap",
-            "sglang.srt.managers.schedule_batch.ScheduleBatch"
-            ".cumulate_penalty_output_tokens",
-        ),
-    ),
-    Hook(
-        name="penalties_count",
-        target="sglang.srt.speculative.dflash_info_v2.DFlashDraftInputV2"
-        ".prepare_for_decode",
-        kind="BEFORE",
-        replacement=count_tokens,
-        relies_on=("sglang.srt.speculative.eagle_utils.eagle_prepare_for_decode",),
-        speculative=True,
-    ),
-)

@@ -26,14 +26,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sglang_exact.hooks.base import Hook, refuse_unknown
+from sglang_exact.hooks.attention_layer import BACKEND, layer_reasons
+from sglang_exact.hooks.base import Unsupported, hook, refuse_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-_BACKEND = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend"
+_GRAPHS = (
+    "sglang.srt.model_executor.runner.prefill_cuda_graph_runner.PrefillCudaGraphRunner"
+)
 _HEAD_DIMS = range(16, 257)
 _DENSE = "_sglang_exact_dense"
 
@@ -41,39 +44,38 @@ _STEP_KEYS, _STEP_REQUESTS = 16384, 64
 """What a step may hold beside the longest context; larger ones are not copied."""
 
 
-class UnsupportedPrefill(RuntimeError):
-    """A prefill whose bits would depend on more than its own tokens."""
+def host_reasons(backend: Any, layer: Any, *call: Any) -> list[str]:
+    """Why a layer's prefill stays with the host's kernel; nothing of the batch.
 
-
-def host_reasons(
-    backend: Any,
-    layer: Any,
-    causal: bool,
-    logits_soft_cap: float,
-    sinks: Any,
-    score_mod: Any,
-) -> list[str]:
-    """Why a layer's prefill stays with the host's kernel; nothing of the batch."""
-    found = []
+    call: what `layer_reasons` takes after the layer.
+    """
+    found = layer_reasons(backend, layer, *call)
     if backend.use_mla:
         found.append("MLA")
-    if logits_soft_cap > 0 or layer.xai_temperature_len > 0:
-        found.append("a soft cap or a temperature by length")
-    if not causal:
-        found.append("a bidirectional layer")
-    if layer.sliding_window_size is not None and layer.sliding_window_size > -1:
-        found.append("a sliding window")
-    if sinks is not None or score_mod is not None:
-        found.append("attention sinks or a score_mod")
-    if layer.k_scale is not None or layer.v_scale is not None:
-        found.append("a scaled KV cache")
-    if backend.page_size != 1:
-        found.append(f"page size {backend.page_size}")
-    if layer.qk_head_dim not in _HEAD_DIMS or layer.v_head_dim not in _HEAD_DIMS:
+    if not {layer.qk_head_dim, layer.v_head_dim} <= set(_HEAD_DIMS):
         found.append(f"head_dim {layer.qk_head_dim} and {layer.v_head_dim}")
     return found
 
 
+@hook(
+    f"{BACKEND}._forward_extend_unified",
+    "AROUND",
+    name="prefill_attention",
+    relies_on=(
+        f"{BACKEND}.forward_extend",
+        f"{BACKEND}.init_forward_metadata",
+        "sglang.srt.model_executor.forward_batch_info.ForwardMode",
+        # Under a prefill graph: padded rows stop at attention and the GDN layers.
+        f"{_GRAPHS}.can_replay_locally",
+        f"{_GRAPHS}.capture_prepare",
+        f"{_GRAPHS}.load_batch",
+        f"{_GRAPHS}._execute_body_capture",
+        f"{_GRAPHS}._trim_logits_output",
+        "sglang.srt.layers.radix_attention.RadixAttention",
+        "sglang.srt.layers.radix_linear_attention.RadixLinearAttention",
+        "sglang.srt.layers.radix_linear_attention._linear_attention_with_output_impl",
+    ),
+)
 def prefill_rows(
     original_fn: Callable[..., Any],
     self: Any,
@@ -90,7 +92,7 @@ def prefill_rows(
 ) -> torch.Tensor:
     """Around _forward_extend_unified: plain extend runs the overlay's kernel.
 
-    q, o: [num_tokens, heads * head_dim]. Raises UnsupportedPrefill for a custom mask.
+    q, o: [num_tokens, heads * head_dim]. Raises Unsupported for a custom mask.
     """
     refuse_unknown("TritonAttnBackend._forward_extend_unified", unknown)
     given = (causal, logits_soft_cap, sinks)
@@ -99,15 +101,9 @@ def prefill_rows(
         or forward_batch.forward_mode.name != "EXTEND"
         or host_reasons(self, layer, *given, score_mod)
     ):
+        more = {"score_mod": score_mod, "aux_tensors": aux_tensors}
         result: torch.Tensor = original_fn(
-            self,
-            q,
-            o,
-            layer,
-            forward_batch,
-            *given,
-            score_mod=score_mod,
-            aux_tensors=aux_tensors,
+            self, q, o, layer, forward_batch, *given, **more
         )
         return result
     _attend(self, q, o, layer, forward_batch)
@@ -121,7 +117,7 @@ def _attend(
 
     metadata, pool = backend.forward_metadata, backend.token_to_kv_pool
     if metadata.custom_mask is not None:
-        raise UnsupportedPrefill(
+        raise Unsupported(
             "found a custom mask in a plain prefill; expected the causal one; fix: "
             "install the pinned host release"
         )
@@ -167,16 +163,3 @@ def dense_scratch(
     needed = kernel.dense_shape(keys, bs, kv_heads, dim)
     fits = needed[2] <= held.shape[2] and (needed[1], dim) == held.shape[1::2]
     return held if fits and keys >= kernel.GATHER_KEYS else None
-
-
-HOOK = Hook(
-    name="prefill_attention",
-    target=f"{_BACKEND}._forward_extend_unified",
-    kind="AROUND",
-    replacement=prefill_rows,
-    relies_on=(
-        f"{_BACKEND}.forward_extend",
-        f"{_BACKEND}.init_forward_metadata",
-        "sglang.srt.model_executor.forward_batch_info.ForwardMode",
-    ),
-)

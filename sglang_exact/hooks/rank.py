@@ -22,17 +22,26 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_exact import attestation
-from sglang_exact.hooks import registered
-from sglang_exact.hooks.base import SCHEDULER, Hook, effect_reasons
-from sglang_exact.hooks.gdn_verify import UnsupportedVerify
+from sglang_exact.hooks import registered, small_m_gemm
+from sglang_exact.hooks.attention_layer import HYBRID
+from sglang_exact.hooks.base import HOST_SCHEDULER, SCHEDULER, Unsupported, hook
+from sglang_exact.hooks.in_force import effect_reasons
 from sglang_exact.reasons import Reason, Refused
 
 logger = logging.getLogger(__name__)
-_HYBRID = (
-    "sglang.srt.layers.attention.hybrid_linear_attn_backend.HybridLinearAttnBackend"
+
+
+@hook(
+    f"{HOST_SCHEDULER}.__init__",
+    "AROUND",
+    name="check_rank",
+    relies_on=(
+        "sglang.srt.configs.model_config.ModelConfig._verify_quantization",
+        "sglang.srt.models.qwen3_5._qwen3_5_is_moe",
+        "sglang.srt.mem_cache.kv_cache_dtype.configure_kv_cache_dtype",
+        "sglang.srt.arg_groups.cuda_graph_hook.parse_cuda_graph_config",
+    ),
 )
-
-
 def check_rank(
     original_fn: Callable[..., None], self: Any, server_args: Any, port_args: Any
 ) -> None:
@@ -46,8 +55,8 @@ def check_rank(
     reasons = scope.environment_reasons(os.environ)
     unsigned = roles.launcher_reasons(os.environ)
     reasons += unsigned
-    for hook in registered.read().of(SCHEDULER):
-        reasons += effect_reasons(hook)
+    for ours in registered.read().of(SCHEDULER):
+        reasons += effect_reasons(ours)
     reasons += setup_reasons(server_args)
     if reasons:
         gate.leave(Refused(reasons), tell_parent=bool(unsigned))
@@ -77,21 +86,30 @@ def setup_reasons(server_args: Any) -> list[Reason]:
     ]
 
 
+@hook(
+    "sglang.srt.model_executor.model_runner.ModelRunner.initialize",
+    "AFTER",
+    name="self_test",
+)
 def self_test(result: None, self: Any) -> None:
     """After ModelRunner.initialize: the target as built, then kernels on the device."""
     if self.is_draft_worker:
         return
     from sglang_exact import scope_model, selftest
 
-    reasons = scope_model.live_reasons(self.model, self.kv_cache_dtype)
-    if not reasons:
-        decided = registered.read()
-        names = {hook.name for hook in decided.of(SCHEDULER)}
-        reasons = selftest.run(self, names, decided.settings.small_m)
-    if reasons:
+    if reasons := scope_model.live_reasons(self.model, self.kv_cache_dtype):
         raise Refused(reasons)
+    decided = registered.read()
+    names = {ours.name for ours in decided.of(SCHEDULER)}
+    limit = decided.settings.small_m
+    tested = selftest.run(self, names, limit)
+    if tested.reasons:
+        raise Refused(tested.reasons)
+    if tested.small_m_shapes:
+        small_m_gemm.enable(tested.small_m_shapes, limit)
 
 
+@hook(f"{HOST_SCHEDULER}.get_init_info", "AFTER", name="attestation")
 def add_attestation(result: dict[str, Any], self: Any) -> dict[str, Any]:
     """After Scheduler.get_init_info: what this rank reports about itself."""
     from sglang_exact import gate, scope_model, selftest
@@ -120,6 +138,16 @@ def late_reasons(decided: registered.Decision) -> list[Reason]:
     return reasons if config.allow_unpinned_host else reasons + compat.loaded_reasons()
 
 
+@hook(
+    f"{HYBRID}.update_mamba_state_after_mtp_verify",
+    "BEFORE",
+    name="commit_guard",
+    relies_on=(
+        "sglang.kernels.ops.mamba.mamba_state_scatter_triton."
+        "fused_mamba_state_scatter_with_mask",
+        "sglang.srt.speculative.spec_utils.commit_mamba_states_after_verify",
+    ),
+)
 def check_commit(
     self: Any,
     last_correct_step_indices: Any,
@@ -149,70 +177,32 @@ def check_commit(
     if mamba_track_indices is not None:
         found.append("state tracking for the radix cache, expected it off")
     if found:
-        raise UnsupportedVerify("commit after verify: found " + "; ".join(found))
+        raise Unsupported("commit after verify: found " + "; ".join(found))
 
 
+def mask_embedding_reasons(cfg: Any) -> list[Reason]:
+    """A draft that edits the target's embedding would change plain answers too."""
+    path = cfg.speculative_draft_model_path
+    if not path or not os.path.exists(os.path.join(path, "mask_embedding.pt")):
+        return []
+    return [
+        Reason(
+            f"{path} ships mask_embedding.pt, which overwrites a row of the target's "
+            "embedding",
+            "a draft that leaves the target's weights alone",
+            "use a draft without a trained mask embedding",
+        )
+    ]
+
+
+@hook(
+    "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2."
+    "_maybe_merge_trained_mask_embedding",
+    "AROUND",
+    name="mask_embedding",
+)
 def keep_target_weights(original_fn: Callable[..., None], self: Any) -> None:
     """Around _maybe_merge_trained_mask_embedding: never edit the target."""
-    path = self.server_args.speculative_draft_model_path or ""
-    if os.path.exists(os.path.join(path, "mask_embedding.pt")):
-        raise Refused(
-            [
-                Reason(
-                    f"{path} ships mask_embedding.pt",
-                    "a draft that leaves the target's weights alone",
-                    "use a draft without a trained mask embedding",
-                )
-            ]
-        )
+    if reasons := mask_embedding_reasons(self.server_args):
+        raise Refused(reasons)
     original_fn(self)
-
-
-HOOKS = (
-    Hook(
-        name="check_rank",
-        target="sglang.srt.managers.scheduler.Scheduler.__init__",
-        kind="AROUND",
-        replacement=check_rank,
-        relies_on=(
-            "sglang.srt.configs.model_config.ModelConfig._verify_quantization",
-            "sglang.srt.models.qwen3_5._qwen3_5_is_moe",
-            "sglang.srt.mem_cache.kv_cache_dtype.configure_kv_cache_dtype",
-            "sglang.srt.arg_groups.cuda_graph_hook.parse_cuda_graph_config",
-        ),
-    ),
-    Hook(
-        name="self_test",
-        target="sglang.srt.model_executor.model_runner.ModelRunner.initialize",
-        kind="AFTER",
-        replacement=self_test,
-    ),
-    Hook(
-        name="attestation",
-        target="sglang.srt.managers.scheduler.Scheduler.get_init_info",
-        kind="AFTER",
-        replacement=add_attestation,
-    ),
-    Hook(
-        name="commit_guard",
-        target=f"{_HYBRID}.update_mamba_state_after_mtp_verify",
-        kind="BEFORE",
-        replacement=check_commit,
-        relies_on=(
-            "sglang.kernels.ops.mamba.mamba_state_scatter_triton."
-            "fused_mamba_state_scatter_with_mask",
-            "sglang.srt.speculative.spec_utils.commit_mamba_states_after_verify",
-        ),
-        speculative=True,
-    ),
-    Hook(
-        name="mask_embedding",
-        target=(
-            "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2."
-            "_maybe_merge_trained_mask_embedding"
-        ),
-        kind="AROUND",
-        replacement=keep_target_weights,
-        speculative=True,
-    ),
-)

@@ -19,7 +19,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from sglang_exact.hooks.base import MAIN, Hook
+from sglang_exact.hooks.base import MAIN, TOKENIZER_MANAGER, hook
 from sglang_exact.hooks.request_values import (
     FLOAT32,
     INT32,
@@ -282,6 +282,39 @@ def _limits(manager: Any) -> Limits:
     return Limits(manager.model_config.vocab_size, frozenset(labels or ()))
 
 
+@hook(
+    "sglang.srt.entrypoints.openai.serving_tokenize.OpenAIServingDetokenize."
+    "_convert_to_internal_request",
+    "BEFORE",
+    name="request_fields_detokenize",
+    roles=(MAIN,),
+    relies_on=(
+        "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.handle_request",
+    ),
+)
+def check_tokens(self: Any, request: Any, raw_request: Any = None) -> None:
+    """Before OpenAIServingDetokenize._convert_to_internal_request.
+
+    Raises ValueError, a 400, for an id that no token has.
+    """
+    rows = request.tokens
+    rows = rows if rows and isinstance(rows[0], list) else [rows]
+    limits = Limits(self.tokenizer_manager.model_config.vocab_size)
+    wrong = [bad for row in rows if (bad := TOKENS(row, limits))]
+    if wrong:
+        raise ValueError(text_of([_reason("tokens", request.tokens, wrong[0])]))
+
+
+@hook(
+    f"{TOKENIZER_MANAGER}.generate_request",
+    "BEFORE",
+    name="request_fields",
+    roles=(MAIN,),
+    relies_on=(
+        "sglang.srt.managers.io_struct.GenerateReqInput",
+        "sglang.srt.sampling.sampling_params.SamplingParams",
+    ),
+)
 def check_fields(self: Any, obj: Any, request: Any = None) -> None:
     """Before TokenizerManager.generate_request: every endpoint answers with a 400.
 
@@ -298,47 +331,3 @@ def check_fields(self: Any, obj: Any, request: Any = None) -> None:
         reasons = field_reasons(obj, _limits(self), path.startswith("/health"))
     if reasons:
         raise ValueError(text_of(reasons))
-
-
-def check_tokens(self: Any, request: Any, raw_request: Any = None) -> None:
-    """Before OpenAIServingDetokenize._convert_to_internal_request.
-
-    Raises ValueError, a 400, for an id that no token has.
-    """
-    rows = request.tokens
-    rows = rows if rows and isinstance(rows[0], list) else [rows]
-    limits = Limits(self.tokenizer_manager.model_config.vocab_size)
-    wrong = [bad for row in rows if (bad := TOKENS(row, limits))]
-    if wrong:
-        raise ValueError(text_of([_reason("tokens", request.tokens, wrong[0])]))
-
-
-HOOKS = (
-    Hook(
-        name="request_fields_detokenize",
-        target=(
-            "sglang.srt.entrypoints.openai.serving_tokenize.OpenAIServingDetokenize."
-            "_convert_to_internal_request"
-        ),
-        kind="BEFORE",
-        replacement=check_tokens,
-        roles=(MAIN,),
-        relies_on=(
-            "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase."
-            "handle_request",
-        ),
-    ),
-    Hook(
-        name="request_fields",
-        target=(
-            "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request"
-        ),
-        kind="BEFORE",
-        replacement=check_fields,
-        roles=(MAIN,),
-        relies_on=(
-            "sglang.srt.managers.io_struct.GenerateReqInput",
-            "sglang.srt.sampling.sampling_params.SamplingParams",
-        ),
-    ),
-)

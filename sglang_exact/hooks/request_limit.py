@@ -15,12 +15,17 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from sglang_exact.hooks.base import Hook
+from sglang_exact.hooks.base import hook
 from sglang_exact.scope_model import MAX_REQUESTS
 
 logger = logging.getLogger(__name__)
 
 
+@hook(
+    "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator.resolve_max_num_reqs",
+    "AFTER",
+    name="request_limit",
+)
 def resolve_max_num_reqs(result: int, self: Any, token_capacity: int) -> int:
     """After the host's own: at most MAX_REQUESTS requests in a step."""
     if result <= MAX_REQUESTS:
@@ -31,14 +36,3 @@ def resolve_max_num_reqs(result: int, self: Any, token_capacity: int) -> int:
         result,
     )
     return MAX_REQUESTS
-
-
-HOOK = Hook(
-    name="request_limit",
-    target=(
-        "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator."
-        "resolve_max_num_reqs"
-    ),
-    kind="AFTER",
-    replacement=resolve_max_num_reqs,
-)

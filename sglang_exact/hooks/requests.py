@@ -30,10 +30,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sglang_exact.hooks.base import MAIN, Hook, refuse_unknown
+from sglang_exact.hooks.base import (
+    HOST_SCHEDULER,
+    MAIN,
+    TOKENIZER_MANAGER,
+    hook,
+    refuse_unknown,
+)
 from sglang_exact.reasons import Reason
-
-_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 
 PARALLEL = frozenset(
     (
@@ -182,6 +186,15 @@ def _strip(req: Any) -> None:
     req.return_sampling_mask = False
 
 
+@hook(
+    f"{HOST_SCHEDULER}._add_request_to_queue",
+    "BEFORE",
+    name="requests_check",
+    relies_on=(
+        "sglang.srt.managers.schedule_batch.Req.set_finish_with_abort",
+        f"{HOST_SCHEDULER}._handle_generate_request",
+    ),
+)
 def check_request(self: Any, req: Any, is_retracted: bool = False) -> None:
     """Before Scheduler._add_request_to_queue: end it with a 400, or let it pass."""
     if is_retracted or req.to_finish is not None or req.finished():
@@ -196,17 +209,6 @@ def check_request(self: Any, req: Any, is_retracted: bool = False) -> None:
     if req.sampling_params.max_new_tokens == 0 and req.logprob_start_len == -1:
         # The host does this without speculation alone (scheduler.py:3265).
         req.logprob_start_len = len(req.origin_input_ids)
-
-
-def say_what_is_understood(result: None, self: Any) -> None:
-    """After TokenizerManager.init_model_config: text, whatever the model could do."""
-    self.model_config.is_image_understandable_model = False
-    self.model_config.is_audio_understandable_model = False
-
-
-def take_the_sampler(self: Any, batch: Any, pp_proxy_tensors: Any = None) -> None:
-    """Before Scheduler.run_batch: a batch that generates nothing is like any other."""
-    batch.is_prefill_only = False
 
 
 def arrival_reasons(manager: Any, obj: Any, input_ids: Sequence[int]) -> list[Reason]:
@@ -250,6 +252,12 @@ def prompt_reasons(input_ids: Sequence[int] | None, vocab: int) -> list[Reason]:
     ]
 
 
+@hook(
+    f"{TOKENIZER_MANAGER}._validate_one_request",
+    "BEFORE",
+    name="requests_arrive",
+    roles=(MAIN,),
+)
 def check_arrival(self: Any, obj: Any, input_ids: Sequence[int]) -> None:
     """Before TokenizerManager._validate_one_request: the host turns it into a 400.
 
@@ -260,6 +268,35 @@ def check_arrival(self: Any, obj: Any, input_ids: Sequence[int]) -> None:
         raise ValueError(text_of(reasons))
 
 
+@hook(
+    f"{TOKENIZER_MANAGER}.init_model_config",
+    "AFTER",
+    name="requests_understood",
+    roles=(MAIN,),
+    relies_on=("sglang.srt.entrypoints.http_server._execute_server_warmup",),
+)
+def say_what_is_understood(result: None, self: Any) -> None:
+    """After TokenizerManager.init_model_config: text, whatever the model could do."""
+    self.model_config.is_image_understandable_model = False
+    self.model_config.is_audio_understandable_model = False
+
+
+@hook(
+    f"{HOST_SCHEDULER}.run_batch",
+    "BEFORE",
+    name="requests_sampler",
+    relies_on=("sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation",),
+)
+def take_the_sampler(self: Any, batch: Any, pp_proxy_tensors: Any = None) -> None:
+    """Before Scheduler.run_batch: a batch that generates nothing is like any other."""
+    batch.is_prefill_only = False
+
+
+@hook(
+    "sglang.srt.beam_search.coordinator.BeamCoordinator.validate_and_init",
+    "AROUND",
+    name="requests_beams",
+)
 def refuse_beams(
     original_fn: Callable[..., str | None],
     self: Any,
@@ -272,52 +309,3 @@ def refuse_beams(
     return text_of(
         [Reason("beam_width", "one causal text sequence", "leave beam_width out")]
     )
-
-
-HOOKS = (
-    Hook(
-        name="requests_check",
-        target=f"{_SCHEDULER}._add_request_to_queue",
-        kind="BEFORE",
-        replacement=check_request,
-        relies_on=(
-            "sglang.srt.managers.schedule_batch.Req.set_finish_with_abort",
-            f"{_SCHEDULER}._handle_generate_request",
-        ),
-    ),
-    Hook(
-        name="requests_arrive",
-        target=(
-            "sglang.srt.managers.tokenizer_manager.TokenizerManager."
-            "_validate_one_request"
-        ),
-        kind="BEFORE",
-        replacement=check_arrival,
-        roles=(MAIN,),
-    ),
-    Hook(
-        name="requests_understood",
-        target=(
-            "sglang.srt.managers.tokenizer_manager.TokenizerManager.init_model_config"
-        ),
-        kind="AFTER",
-        replacement=say_what_is_understood,
-        roles=(MAIN,),
-        relies_on=("sglang.srt.entrypoints.http_server._execute_server_warmup",),
-    ),
-    Hook(
-        name="requests_sampler",
-        target=f"{_SCHEDULER}.run_batch",
-        kind="BEFORE",
-        replacement=take_the_sampler,
-        relies_on=(
-            "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation",
-        ),
-    ),
-    Hook(
-        name="requests_beams",
-        target="sglang.srt.beam_search.coordinator.BeamCoordinator.validate_and_init",
-        kind="AROUND",
-        replacement=refuse_beams,
-    ),
-)

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sglang_exact.hooks.base import Hook
+from sglang_exact.hooks.base import HOST_SCHEDULER, hook
 from sglang_exact.reasons import Reason, Refused
 
 logger = logging.getLogger(__name__)
@@ -50,6 +50,17 @@ def fits(req: Any, live: Iterable[Any], capacity: int) -> bool:
     return need(req) + sum(need(other) for other in others.values()) <= capacity
 
 
+@hook(
+    f"{_ADDER}.add_one_req",
+    "AROUND",
+    name="reservation",
+    relies_on=(
+        "sglang.srt.mem_cache.allocation_sizing.get_alloc_len_per_decode",
+        "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode",
+        f"{HOST_SCHEDULER}.init_req_max_new_tokens",
+        f"{HOST_SCHEDULER}._get_new_batch_prefill_raw",
+    ),
+)
 def add_one_req(
     original_fn: Callable[..., Any],
     self: Any,
@@ -87,6 +98,7 @@ def pool_reasons(capacity: int, context_length: int, reserve: int) -> list[Reaso
     ]
 
 
+@hook(f"{HOST_SCHEDULER}.init_model_worker", "AFTER", name="reservation_pool")
 def check_pool(result: None, self: Any) -> None:
     """After Scheduler.init_model_worker: the pool holds one request of any length.
 
@@ -121,25 +133,3 @@ def check_pool(result: None, self: Any) -> None:
             self.max_running_requests,
             context,
         )
-
-
-HOOKS = (
-    Hook(
-        name="reservation",
-        target=f"{_ADDER}.add_one_req",
-        kind="AROUND",
-        replacement=add_one_req,
-        relies_on=(
-            "sglang.srt.mem_cache.allocation_sizing.get_alloc_len_per_decode",
-            "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode",
-            "sglang.srt.managers.scheduler.Scheduler.init_req_max_new_tokens",
-            "sglang.srt.managers.scheduler.Scheduler._get_new_batch_prefill_raw",
-        ),
-    ),
-    Hook(
-        name="reservation_pool",
-        target="sglang.srt.managers.scheduler.Scheduler.init_model_worker",
-        kind="AFTER",
-        replacement=check_pool,
-    ),
-)

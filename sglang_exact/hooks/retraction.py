@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
-from sglang_exact.hooks.base import MAIN, Hook
+from sglang_exact.hooks.base import HOST_SCHEDULER, MAIN, TOKENIZER_MANAGER, hook
 from sglang_exact.reasons import Reason, Refused, message
 
 RETRACTED = (
@@ -33,6 +33,15 @@ PAUSE = Reason(
 )
 
 
+@hook(
+    "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode",
+    "AFTER",
+    name="retraction",
+    relies_on=(
+        f"{HOST_SCHEDULER}.update_running_batch",
+        "sglang.srt.managers.schedule_batch.release_req",
+    ),
+)
 def retract_decode(
     result: tuple[list[Any], float, list[Any]], self: Any
 ) -> tuple[list[Any], float, list[Any]]:
@@ -49,6 +58,12 @@ def retract_decode(
     return [], ratio, [*to_abort, *retracted]
 
 
+@hook(
+    f"{TOKENIZER_MANAGER}.pause_generation",
+    "AROUND",
+    name="retraction_pause",
+    roles=(MAIN,),
+)
 async def refuse_pause(
     original_fn: Callable[..., Awaitable[None]], self: Any, obj: Any
 ) -> None:
@@ -60,34 +75,8 @@ async def refuse_pause(
     await original_fn(self, obj)
 
 
+@hook(f"{HOST_SCHEDULER}.pause_generation", "BEFORE", name="retraction_pause_rank")
 def guard_pause(self: Any, recv_req: Any) -> None:
     """Before Scheduler.pause_generation: mode `retract` cannot come this far."""
     if recv_req.mode == "retract":
         raise Refused([PAUSE])
-
-
-HOOKS = (
-    Hook(
-        name="retraction",
-        target="sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode",
-        kind="AFTER",
-        replacement=retract_decode,
-        relies_on=(
-            "sglang.srt.managers.scheduler.Scheduler.update_running_batch",
-            "sglang.srt.managers.schedule_batch.release_req",
-        ),
-    ),
-    Hook(
-        name="retraction_pause",
-        target="sglang.srt.managers.tokenizer_manager.TokenizerManager.pause_generation",
-        kind="AROUND",
-        replacement=refuse_pause,
-        roles=(MAIN,),
-    ),
-    Hook(
-        name="retraction_pause_rank",
-        target="sglang.srt.managers.scheduler.Scheduler.pause_generation",
-        kind="BEFORE",
-        replacement=guard_pause,
-    ),
-)

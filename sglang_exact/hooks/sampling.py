@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang_exact.hooks.base import Hook
+from sglang_exact.hooks.base import Unsupported, hook
 
 if TYPE_CHECKING:
     import torch
@@ -38,10 +38,7 @@ _ROWS_AT_ONCE = 16
 """Bounds the float64 scratch to 16 vocabularies; rows do not see each other."""
 
 
-class GreedyIdsMissing(RuntimeError):
-    """A mixed batch reached the sampler without its greedy rows' argmax."""
-
-
+@hook(f"{_MODULE}.Sampler._preprocess_logits", "AFTER", name="sampling_greedy_ids")
 def keep_greedy_ids(
     result: torch.Tensor, self: Any, logits: torch.Tensor, sampling_info: Any
 ) -> None:
@@ -117,7 +114,7 @@ def draw(
     ids = torch.cat(drawn)
     if info.is_any_greedy:
         if greedy_ids is None:
-            raise GreedyIdsMissing(
+            raise Unsupported(
                 "found a mixed batch without the argmax of its greedy rows; expected "
                 "it from Sampler._preprocess_logits; fix: install the pinned host"
             )
@@ -125,6 +122,15 @@ def draw(
     return ids.to(torch.int32)
 
 
+@hook(
+    f"{_MODULE}.Sampler._sample_from_probs",
+    "AROUND",
+    name="sampling_draw",
+    relies_on=(
+        f"{_MODULE}.Sampler.forward",
+        "sglang.kernels.ops.sampling.murmur_hash.murmur_hash32",
+    ),
+)
 def draw_from_probs(
     original_fn: Callable[..., Any],
     self: Any,
@@ -143,6 +149,11 @@ def draw_from_probs(
     return draw(probs, sampling_info, positions, greedy_ids), None
 
 
+@hook(
+    f"{_MODULE}.apply_custom_logit_processor",
+    "REPLACE",
+    name="sampling_custom_processor",
+)
 def process_rows_alone(
     logits: torch.Tensor, sampling_batch_info: Any, num_tokens_in_batch: int = 1
 ) -> None:
@@ -161,29 +172,3 @@ def process_rows_alone(
             row = request * num_tokens_in_batch + offset
             changed = processor(logits[row : row + 1].clone(), [params])
             logits[row : row + 1] = changed.to(logits.dtype)
-
-
-HOOKS = (
-    Hook(
-        name="sampling_greedy_ids",
-        target=f"{_MODULE}.Sampler._preprocess_logits",
-        kind="AFTER",
-        replacement=keep_greedy_ids,
-    ),
-    Hook(
-        name="sampling_draw",
-        target=f"{_MODULE}.Sampler._sample_from_probs",
-        kind="AROUND",
-        replacement=draw_from_probs,
-        relies_on=(
-            f"{_MODULE}.Sampler.forward",
-            "sglang.kernels.ops.sampling.murmur_hash.murmur_hash32",
-        ),
-    ),
-    Hook(
-        name="sampling_custom_processor",
-        target=f"{_MODULE}.apply_custom_logit_processor",
-        kind="REPLACE",
-        replacement=process_rows_alone,
-    ),
-)

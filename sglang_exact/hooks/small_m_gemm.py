@@ -11,35 +11,24 @@ What: M up to the limit goes to one tile per (N, K): one fp32 accumulator, K in 
     steps of 16, ascending, one rounding to bf16; then bias as in the host. All else
     goes to DeepGEMM, which has the same order.
 Scope: bf16 in and out, K-major weights, shapes whose bits were compared with
-    DeepGEMM's on this very GPU at start-up (`self_test`, then `enable`). Decode,
+    DeepGEMM's on this very GPU at start-up (`selftest.small_m`, then `enable`). Decode,
     verify, draft and extend are treated alike: M and the weight alone decide.
 Retire when: DeepGEMM's bf16 kernel reads weights at small M as fast as these tiles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sglang_exact.hooks.base import Hook, refuse_unknown
-from sglang_exact.reasons import Reason
+from sglang_exact.hooks.base import hook, refuse_unknown
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["HOOK", "enable", "enabled", "linear_weights", "replacement", "self_test"]
-
 Shape = tuple[int, int]
 
-SELF_TEST_M = (1, 2, 3, 8, 16)
-"""M of the tiles in the self-test: one row, odd, a verify block, a full tile."""
-
-DEEP_GEMM_M = (17, 64)
-"""M of DeepGEMM's rows: the first above the default limit, and a larger tile."""
-
-_TARGET = (
-    "sglang.srt.batch_invariant_ops.batch_invariant_ops._matmul_persistent_deepgemm"
-)
+_OPS = "sglang.srt.batch_invariant_ops.batch_invariant_ops"
 
 
 class Enabled(NamedTuple):
@@ -53,7 +42,7 @@ _enabled = Enabled()
 
 
 def enable(shapes: Iterable[Shape], limit: int) -> None:
-    """From now on use tiles for M <= `limit` at `shapes` too; they passed `self_test`.
+    """From now on use tiles for M <= `limit` at `shapes` too, which passed their test.
 
     Call before CUDA graphs are captured, once per model (a draft adds its shapes to
     the target's). Raises ValueError if `limit` is not one that the kernel takes; 0
@@ -67,11 +56,16 @@ def enable(shapes: Iterable[Shape], limit: int) -> None:
     _enabled = Enabled(_enabled.shapes.union(shapes) if limit else frozenset(), limit)
 
 
-def enabled() -> Enabled:
-    """What is in force; for the attestation."""
-    return _enabled
-
-
+@hook(
+    f"{_OPS}._matmul_persistent_deepgemm",
+    "AROUND",
+    name="small_m_gemm",
+    relies_on=(
+        f"{_OPS}.matmul_persistent",
+        f"{_OPS}.mm_batch_invariant",
+        f"{_OPS}.addmm_batch_invariant",
+    ),
+)
 def replacement(
     original_fn: Any,
     a: torch.Tensor,
@@ -96,114 +90,3 @@ def replacement(
     if bias is not None:
         out += bias
     return out
-
-
-def linear_weights(model: torch.nn.Module) -> dict[Shape, torch.Tensor]:
-    """One weight per (N, K) among the model's matrices that tiles take, and gladly.
-
-    Shapes where a sweep found DeepGEMM faster are left to it: the bits are the same.
-    Embeddings are included: a tied one is the head, and a spare shape costs nothing.
-    """
-
-    from sglang_exact_kernels.small_m_gemm import unsupported_reasons
-    from sglang_exact_kernels.tiles import prefers_deep_gemm
-
-    found: dict[Shape, torch.Tensor] = {}
-    for parameter in model.parameters():
-        w = parameter.detach()
-        if w.ndim != 2 or not w.is_cuda:
-            continue
-        n, k = w.shape
-        if not prefers_deep_gemm(n, k, w.device) and not unsupported_reasons(w[:1], w):
-            found.setdefault((n, k), w)
-    return found
-
-
-def _deep_gemm_rows(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """a[M, K] @ w[N, K]^T by DeepGEMM as the host calls it."""
-    import deep_gemm
-    import torch
-
-    out = torch.empty((a.shape[0], w.shape[0]), device=a.device, dtype=a.dtype)
-    before = deep_gemm.get_deterministic_algorithms()
-    deep_gemm.use_deterministic_algorithms(True)
-    try:
-        deep_gemm.bf16_gemm_nt(a, w, out)
-    finally:
-        deep_gemm.use_deterministic_algorithms(before)
-    return out
-
-
-def _shape_reasons(w: torch.Tensor, a: torch.Tensor, limit: int) -> list[Reason]:
-    """Compare the tile of w[N, K] with DeepGEMM's rows on a[64, K], as integers."""
-    import torch
-
-    from sglang_exact_kernels.small_m_gemm import small_m_gemm
-
-    most = max(DEEP_GEMM_M)
-    want = _deep_gemm_rows(a[:most].contiguous(), w).view(torch.int16)
-    runs = [(f"DeepGEMM, M = {m}", m, _deep_gemm_rows) for m in DEEP_GEMM_M[:-1]]
-    tiles = sorted({m for m in SELF_TEST_M if m < limit} | {limit})
-    runs += [(f"tile, M = {m}", m, small_m_gemm) for m in tiles]
-    parts = []
-    for name, m, gemm in runs:
-        got = gemm(a[:m].contiguous(), w).view(torch.int16)
-        count = int((got != want[:m]).sum())
-        if count:
-            parts.append(f"{name}: {count} of {got.numel()}")
-    if not parts:
-        return []
-    return [
-        Reason(
-            f"N = {w.shape[0]}, K = {w.shape[1]}: elements that are not those of "
-            f"DeepGEMM at M = {most}: " + "; ".join(parts),
-            "equal bits on this GPU",
-            "set SGLANG_BATCH_INVARIANT_OPS_SMALL_M_TRITON=0 to leave tiles off; if "
-            "DeepGEMM itself differs, install the pinned sgl-deep-gemm",
-        )
-    ]
-
-
-def self_test(
-    shapes: Iterable[Shape],
-    device: torch.device,
-    *,
-    limit: int,
-    weights: Mapping[Shape, torch.Tensor] | None = None,
-) -> list[Reason]:
-    """Why tiles may not be used on this GPU; empty if their bits are DeepGEMM's.
-
-    Every (N, K) of `shapes` is run at M = 1, 2, 3, 8, 16 (as far as `limit` goes) and
-    compared with DeepGEMM's rows at M = 17 and 64. `weights` holds the weights in use
-    (see `linear_weights`); a shape that is not in it gets a random one, N(0, 1/K).
-    Activations are random, N(0, 1), seed 0. Synchronises; run it before capture.
-    """
-    import torch
-
-    reasons: list[Reason] = []
-    if limit < 1:
-        return reasons
-    gen = torch.Generator(device).manual_seed(0)
-    rows = max(*DEEP_GEMM_M, limit)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, device=device, dtype=torch.bfloat16, generator=gen)
-
-    for n, k in dict.fromkeys(shapes):
-        a = draw(rows, k)
-        w = (weights or {}).get((n, k))
-        reasons += _shape_reasons(draw(n, k) * k**-0.5 if w is None else w, a, limit)
-    return reasons
-
-
-HOOK = Hook(
-    name="small_m_gemm",
-    target=_TARGET,
-    kind="AROUND",
-    replacement=replacement,
-    relies_on=(
-        "sglang.srt.batch_invariant_ops.batch_invariant_ops.matmul_persistent",
-        "sglang.srt.batch_invariant_ops.batch_invariant_ops.mm_batch_invariant",
-        "sglang.srt.batch_invariant_ops.batch_invariant_ops.addmm_batch_invariant",
-    ),
-)

@@ -33,7 +33,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sglang_exact.hooks.base import Hook
+from sglang_exact.hooks.base import hook
 
 _REQ = "sglang.srt.managers.schedule_batch.Req"
 _PROCESSOR = (
@@ -45,6 +45,18 @@ _EARLY = "_sglang_exact_grammar_ends"
 _PARTIAL = "\N{REPLACEMENT CHARACTER}"
 
 
+@hook(
+    f"{_REQ}.update_finish_state",
+    "AROUND",
+    name="stop_token_by_token",
+    relies_on=(
+        f"{_REQ}._check_str_based_finish",
+        f"{_REQ}._check_token_based_finish",
+        f"{_REQ}._check_vocab_boundary_finish",
+        f"{_REQ}._cap_finished_len_at_max_new_tokens",
+        f"{_REQ}.tail_str",
+    ),
+)
 def stop_token_by_token(
     original_fn: Callable[..., None], self: Any, new_accepted_len: int = 1
 ) -> None:
@@ -67,6 +79,16 @@ def stop_token_by_token(
         count(block[:kept])
 
 
+@hook(
+    f"{_PROCESSOR}._maybe_update_reasoning_tokens",
+    "AROUND",
+    name="stop_reasoning_count",
+    relies_on=(
+        f"{_PROCESSOR}.process_batch_result_decode",
+        f"{_REQ}.update_reasoning_tokens",
+        f"{_REQ}.update_self_opened_reasoning_tokens",
+    ),
+)
 def count_what_is_returned(
     original_fn: Callable[..., None],
     self: Any,
@@ -80,6 +102,15 @@ def count_what_is_returned(
     original_fn(self, req, next_token_id)
 
 
+@hook(
+    f"{_PROCESSOR}.advance_grammar_fsm",
+    "AROUND",
+    name="stop_grammar",
+    relies_on=(
+        f"{_PROCESSOR}._resolve_spec_v2_tokens",
+        f"{_PROCESSOR}._accept_grammar_tokens",
+    ),
+)
 def note_grammar_ends(
     original_fn: Callable[..., None], self: Any, result: Any, batch: Any
 ) -> None:
@@ -98,6 +129,14 @@ def note_grammar_ends(
             setattr(req, _EARLY, True)
 
 
+@hook(
+    f"{_REQ}.check_match_stop_str_prefix",
+    "REPLACE",
+    name="stop_stream",
+    relies_on=(
+        "sglang.srt.managers.detokenizer_manager.DetokenizerManager.trim_matched_stop",
+    ),
+)
 def may_begin_a_stop(self: Any) -> bool:
     """Replace check_match_stop_str_prefix: text that may be trimmed is not streamed.
 
@@ -113,6 +152,16 @@ def may_begin_a_stop(self: Any) -> bool:
     )
 
 
+@hook(
+    "sglang.srt.managers.scheduler_components.output_streamer."
+    "_GenerationStreamAccumulator.accept",
+    "AROUND",
+    name="stop_passed_on",
+    relies_on=(
+        "sglang.srt.managers.detokenizer_manager.DetokenizerManager"
+        "._decode_batch_token_id_output",
+    ),
+)
 def pass_on(original_fn: Callable[..., None], self: Any, *, req: Any) -> None:
     """Around the streamer's accept: nothing that may be trimmed, streamed or not."""
     if not req.stream and not req.finished():
@@ -139,65 +188,3 @@ def _check_each(original_fn: Callable[..., None], req: Any, count: int) -> int:
             req.output_ids.extend(block[seen:])
             return seen
     return count
-
-
-HOOKS = (
-    Hook(
-        name="stop_token_by_token",
-        target=f"{_REQ}.update_finish_state",
-        kind="AROUND",
-        replacement=stop_token_by_token,
-        relies_on=(
-            f"{_REQ}._check_str_based_finish",
-            f"{_REQ}._check_token_based_finish",
-            f"{_REQ}._check_vocab_boundary_finish",
-            f"{_REQ}._cap_finished_len_at_max_new_tokens",
-            f"{_REQ}.tail_str",
-        ),
-        speculative=True,
-    ),
-    Hook(
-        name="stop_reasoning_count",
-        target=f"{_PROCESSOR}._maybe_update_reasoning_tokens",
-        kind="AROUND",
-        replacement=count_what_is_returned,
-        relies_on=(
-            f"{_PROCESSOR}.process_batch_result_decode",
-            f"{_REQ}.update_reasoning_tokens",
-            f"{_REQ}.update_self_opened_reasoning_tokens",
-        ),
-        speculative=True,
-    ),
-    Hook(
-        name="stop_grammar",
-        target=f"{_PROCESSOR}.advance_grammar_fsm",
-        kind="AROUND",
-        replacement=note_grammar_ends,
-        relies_on=(
-            f"{_PROCESSOR}._resolve_spec_v2_tokens",
-            f"{_PROCESSOR}._accept_grammar_tokens",
-        ),
-        speculative=True,
-    ),
-    Hook(
-        name="stop_stream",
-        target=f"{_REQ}.check_match_stop_str_prefix",
-        kind="REPLACE",
-        replacement=may_begin_a_stop,
-        relies_on=(
-            "sglang.srt.managers.detokenizer_manager.DetokenizerManager"
-            ".trim_matched_stop",
-        ),
-    ),
-    Hook(
-        name="stop_passed_on",
-        target="sglang.srt.managers.scheduler_components.output_streamer."
-        "_GenerationStreamAccumulator.accept",
-        kind="AROUND",
-        replacement=pass_on,
-        relies_on=(
-            "sglang.srt.managers.detokenizer_manager.DetokenizerManager"
-            "._decode_batch_token_id_output",
-        ),
-    ),
-)

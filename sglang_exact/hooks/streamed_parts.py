@@ -28,7 +28,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from sglang_exact.hooks.base import MAIN, Hook
+from sglang_exact.hooks.base import MAIN, hook
 
 _CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
 _PART = re.compile(r"<[^<]*|[^<]+")
@@ -45,65 +45,6 @@ _TOOLS = "sglang.srt.function_call.function_call_parser.FunctionCallParser"
 _REASONING = "sglang.srt.parser.reasoning_parser.ReasoningParser"
 
 
-def reasoning_by_pieces(
-    original_fn: Callable[..., tuple[str | None, str | None]],
-    self: Any,
-    chunk_text: str,
-) -> tuple[str, str]:
-    """Around ReasoningParser.parse_stream_chunk; returns (reasoning, other text)."""
-    parts = [original_fn(self, piece) for piece in _PIECE.findall(chunk_text)]
-    return "".join(r or "" for r, _ in parts), "".join(t or "" for _, t in parts)
-
-
-def tools_by_pieces(
-    original_fn: Callable[..., tuple[str, list[Any]]], self: Any, chunk_text: str
-) -> tuple[str, list[Any]]:
-    """Around FunctionCallParser.parse_stream_chunk; returns (other text, calls).
-
-    Arguments of one call that follow each other are sent as one piece.
-    """
-    text = ""
-    calls: list[Any] = []
-    for piece in _PIECE.findall(chunk_text):
-        more, found = original_fn(self, piece)
-        text += more or ""
-        for call in found:
-            last = calls[-1] if calls else None
-            if last is None or call.name or last.name or not _same(last, call):
-                calls.append(call)
-            else:
-                calls[-1] = last.model_copy(
-                    update={"parameters": last.parameters + call.parameters}
-                )
-    return text, calls
-
-
-def release_held_text(
-    result: tuple[str, list[Any]], self: Any
-) -> tuple[str, list[Any]] | None:
-    """After FunctionCallParser.parse_stream_end: what began a mark, and was none.
-
-    Text that may begin a mark is held back. When the stream ends without a call it
-    is text, as in a whole answer, which drops what follows a call.
-    """
-    text, calls = result
-    if text or calls or getattr(self.detector, "current_tool_id", 0) >= 0:
-        return None
-    marks = [mark.strip() for mark in _texts(self.detector, _MARKS)]
-    held = _texts(self.detector, _HELD)
-    text = "".join(t for t in held if any(m.startswith(t) and m != t for m in marks))
-    return (text, calls) if text else None
-
-
-def _texts(detector: Any, names: tuple[str, ...]) -> list[str]:
-    found = [getattr(detector, name, None) for name in names]
-    return [text for text in found if isinstance(text, str)]
-
-
-def _same(one: Any, other: Any) -> bool:
-    return bool(one.tool_index == other.tool_index)
-
-
 def parts_of(
     text: str, sent: int, incremental: bool, part: re.Pattern[str] = _PART
 ) -> list[str]:
@@ -118,6 +59,80 @@ def parts_of(
     return found or [text]
 
 
+def _is_parsed(server: Any, request: Any) -> bool:
+    reasoning = server.reasoning_parser and request.separate_reasoning
+    return bool(reasoning or server._tool_call_parsing_active(request))
+
+
+def _is_incremental() -> bool:
+    from sglang.srt.runtime_context import get_serving
+
+    return bool(get_serving().incremental_streaming_output)
+
+
+async def steps_by_parts(
+    outputs: AsyncIterator[Any], incremental: bool
+) -> AsyncIterator[Any]:
+    """Outputs of a streamed request, each made one output per part of its text."""
+    sent = 0
+    async for output in outputs:
+        known = output
+        if not isinstance(known, dict):
+            known = getattr(output, "last_output", None)
+        if not isinstance(known, dict) or not known.get("text"):
+            yield output
+            continue
+        text = known["text"]
+        texts = parts_of(text, sent, incremental, _LINE_PART)
+        sent = 0 if incremental else len(text)
+        going_on = {**(known.get("meta_info") or {}), "finish_reason": None}
+        for part in texts[:-1]:
+            yield {**known, "text": part, "meta_info": going_on}
+        yield {**known, "text": texts[-1]}
+
+
+@hook(
+    f"{_CHAT}.__init__",
+    "AFTER",
+    name="streamed_responses",
+    roles=(MAIN,),
+    relies_on=(
+        f"{_RESPONSES}._responses_stream_generator_non_harmony",
+        f"{_RESPONSES}.responses_stream_generator_non_harmony",
+    ),
+)
+def responses_by_parts(result: None, self: Any, *given: Any, **named: Any) -> None:
+    """After OpenAIServingChat.__init__: /v1/responses takes its outputs by parts.
+
+    Its class is a subclass whose module needs packages that not every server has.
+    """
+    name = "_responses_stream_generator_non_harmony"
+    stream = getattr(self, name, None)
+    if stream is None or self._encoding_output() is not None:
+        return
+
+    def by_parts(
+        request: Any, settings: Any, outputs: AsyncIterator[Any], *more: Any, **kw: Any
+    ) -> AsyncIterator[str]:
+        steps = steps_by_parts(outputs, _is_incremental())
+        events: AsyncIterator[str] = stream(request, settings, steps, *more, **kw)
+        return events
+
+    setattr(self, name, by_parts)
+
+
+@hook(
+    f"{_CHAT}._generate_stream_content",
+    "AROUND",
+    name="streamed_chat",
+    roles=(MAIN,),
+    relies_on=(
+        f"{_CHAT}._generate_chat_stream",
+        f"{_CHAT}._process_reasoning_stream",
+        f"{_CHAT}._process_tool_call_stream",
+        f"{_CHAT}._tool_call_parsing_active",
+    ),
+)
 async def chat_by_parts(
     original_fn: Callable[..., AsyncIterator[str]], self: Any, **given: Any
 ) -> AsyncIterator[str]:
@@ -154,120 +169,96 @@ async def chat_by_parts(
         )
 
 
-def _is_parsed(server: Any, request: Any) -> bool:
-    reasoning = server.reasoning_parser and request.separate_reasoning
-    return bool(reasoning or server._tool_call_parsing_active(request))
-
-
-def _is_incremental() -> bool:
-    from sglang.srt.runtime_context import get_serving
-
-    return bool(get_serving().incremental_streaming_output)
-
-
-async def steps_by_parts(
-    outputs: AsyncIterator[Any], incremental: bool
-) -> AsyncIterator[Any]:
-    """Outputs of a streamed request, each made one output per part of its text."""
-    sent = 0
-    async for output in outputs:
-        known = output
-        if not isinstance(known, dict):
-            known = getattr(output, "last_output", None)
-        if not isinstance(known, dict) or not known.get("text"):
-            yield output
-            continue
-        text = known["text"]
-        texts = parts_of(text, sent, incremental, _LINE_PART)
-        sent = 0 if incremental else len(text)
-        going_on = {**(known.get("meta_info") or {}), "finish_reason": None}
-        for part in texts[:-1]:
-            yield {**known, "text": part, "meta_info": going_on}
-        yield {**known, "text": texts[-1]}
-
-
-def responses_by_parts(result: None, self: Any, *given: Any, **named: Any) -> None:
-    """After OpenAIServingChat.__init__: /v1/responses takes its outputs by parts.
-
-    Its class is a subclass whose module needs packages that not every server has.
-    """
-    name = "_responses_stream_generator_non_harmony"
-    stream = getattr(self, name, None)
-    if stream is None or self._encoding_output() is not None:
-        return
-
-    def by_parts(
-        request: Any, settings: Any, outputs: AsyncIterator[Any], *more: Any, **kw: Any
-    ) -> AsyncIterator[str]:
-        steps = steps_by_parts(outputs, _is_incremental())
-        events: AsyncIterator[str] = stream(request, settings, steps, *more, **kw)
-        return events
-
-    setattr(self, name, by_parts)
-
-
-HOOKS = (
-    Hook(
-        name="streamed_responses",
-        target=f"{_CHAT}.__init__",
-        kind="AFTER",
-        replacement=responses_by_parts,
-        roles=(MAIN,),
-        relies_on=(
-            f"{_RESPONSES}._responses_stream_generator_non_harmony",
-            f"{_RESPONSES}.responses_stream_generator_non_harmony",
-        ),
-    ),
-    Hook(
-        name="streamed_chat",
-        target=f"{_CHAT}._generate_stream_content",
-        kind="AROUND",
-        replacement=chat_by_parts,
-        roles=(MAIN,),
-        relies_on=(
-            f"{_CHAT}._generate_chat_stream",
-            f"{_CHAT}._process_reasoning_stream",
-            f"{_CHAT}._process_tool_call_stream",
-            f"{_CHAT}._tool_call_parsing_active",
-        ),
-    ),
-    Hook(
-        name="streamed_reasoning",
-        target=f"{_REASONING}.parse_stream_chunk",
-        kind="AROUND",
-        replacement=reasoning_by_pieces,
-        roles=(MAIN,),
-        relies_on=(
-            "sglang.srt.parser.reasoning_parser.BaseReasoningFormatDetector"
-            "._parse_streaming_increment_impl",
-            f"{_REASONING}.parse_stream_end",
-        ),
-    ),
-    Hook(
-        name="streamed_tools",
-        target=f"{_TOOLS}.parse_stream_chunk",
-        kind="AROUND",
-        replacement=tools_by_pieces,
-        roles=(MAIN,),
-        relies_on=(
-            "sglang.srt.function_call.base_format_detector.BaseFormatDetector"
-            ".parse_streaming_increment",
-            "sglang.srt.function_call.qwen3_coder_detector.Qwen3CoderDetector"
-            ".parse_streaming_increment",
-            f"{_TOOLS}.parse_stream_end",
-        ),
-    ),
-    Hook(
-        name="streamed_tools_end",
-        target=f"{_TOOLS}.parse_stream_end",
-        kind="AFTER",
-        replacement=release_held_text,
-        roles=(MAIN,),
-        relies_on=(
-            "sglang.srt.function_call.hermes_detector.HermesDetector"
-            ".parse_streaming_increment",
-            "sglang.srt.function_call.qwen25_detector.Qwen25Detector"
-            ".parse_streaming_increment",
-        ),
+@hook(
+    f"{_REASONING}.parse_stream_chunk",
+    "AROUND",
+    name="streamed_reasoning",
+    roles=(MAIN,),
+    relies_on=(
+        "sglang.srt.parser.reasoning_parser.BaseReasoningFormatDetector"
+        "._parse_streaming_increment_impl",
+        f"{_REASONING}.parse_stream_end",
     ),
 )
+def reasoning_by_pieces(
+    original_fn: Callable[..., tuple[str | None, str | None]],
+    self: Any,
+    chunk_text: str,
+) -> tuple[str, str]:
+    """Around ReasoningParser.parse_stream_chunk; returns (reasoning, other text)."""
+    parts = [original_fn(self, piece) for piece in _PIECE.findall(chunk_text)]
+    return "".join(r or "" for r, _ in parts), "".join(t or "" for _, t in parts)
+
+
+@hook(
+    f"{_TOOLS}.parse_stream_chunk",
+    "AROUND",
+    name="streamed_tools",
+    roles=(MAIN,),
+    relies_on=(
+        "sglang.srt.function_call.base_format_detector.BaseFormatDetector"
+        ".parse_streaming_increment",
+        "sglang.srt.function_call.qwen3_coder_detector.Qwen3CoderDetector"
+        ".parse_streaming_increment",
+        f"{_TOOLS}.parse_stream_end",
+    ),
+)
+def tools_by_pieces(
+    original_fn: Callable[..., tuple[str, list[Any]]], self: Any, chunk_text: str
+) -> tuple[str, list[Any]]:
+    """Around FunctionCallParser.parse_stream_chunk; returns (other text, calls).
+
+    Arguments of one call that follow each other are sent as one piece.
+    """
+    text = ""
+    calls: list[Any] = []
+    for piece in _PIECE.findall(chunk_text):
+        more, found = original_fn(self, piece)
+        text += more or ""
+        for call in found:
+            last = calls[-1] if calls else None
+            if last is None or call.name or last.name or not _same(last, call):
+                calls.append(call)
+            else:
+                calls[-1] = last.model_copy(
+                    update={"parameters": last.parameters + call.parameters}
+                )
+    return text, calls
+
+
+@hook(
+    f"{_TOOLS}.parse_stream_end",
+    "AFTER",
+    name="streamed_tools_end",
+    roles=(MAIN,),
+    relies_on=(
+        "sglang.srt.function_call.hermes_detector.HermesDetector"
+        ".parse_streaming_increment",
+        "sglang.srt.function_call.qwen25_detector.Qwen25Detector"
+        ".parse_streaming_increment",
+    ),
+)
+def release_held_text(
+    result: tuple[str, list[Any]], self: Any
+) -> tuple[str, list[Any]] | None:
+    """After FunctionCallParser.parse_stream_end: what began a mark, and was none.
+
+    Text that may begin a mark is held back. When the stream ends without a call it
+    is text, as in a whole answer, which drops what follows a call.
+    """
+    text, calls = result
+    if text or calls or getattr(self.detector, "current_tool_id", 0) >= 0:
+        return None
+    marks = [mark.strip() for mark in _texts(self.detector, _MARKS)]
+    held = _texts(self.detector, _HELD)
+    text = "".join(t for t in held if any(m.startswith(t) and m != t for m in marks))
+    return (text, calls) if text else None
+
+
+def _texts(detector: Any, names: tuple[str, ...]) -> list[str]:
+    found = [getattr(detector, name, None) for name in names]
+    return [text for text in found if isinstance(text, str)]
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(one.tool_index == other.tool_index)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_exact.hooks.base import MAIN, Hook
+from sglang_exact.hooks.base import MAIN, hook
 from sglang_exact.reasons import Reason
 
 _OPENAI = "sglang.srt.entrypoints.openai"
@@ -45,14 +45,11 @@ def need_a_tokenizer(self: Any, *given: Any, **named: Any) -> None:
         raise ValueError(str(NO_TOKENIZER))
 
 
-HOOKS = tuple(
-    Hook(
-        name=f"text_{name}",
-        target=f"{_OPENAI}.{target}",
-        kind="BEFORE",
-        replacement=need_a_tokenizer,
+for _name, _target in TARGETS.items():
+    hook(
+        f"{_OPENAI}.{_target}",
+        "BEFORE",
+        name=f"text_{_name}",
         roles=(MAIN,),
         relies_on=(f"{_OPENAI}.serving_base.OpenAIServingBase.handle_request",),
-    )
-    for name, target in TARGETS.items()
-)
+    )(need_a_tokenizer)

@@ -19,7 +19,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sglang_exact.hooks.base import Hook
+from sglang_exact.hooks.base import HOST_SCHEDULER, Unsupported, hook
 from sglang_exact.hooks.requests import is_serial
 from sglang_exact.hooks.sampling import draw
 
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 
 _ROWS = "_sglang_exact_serial"
 _WHERE = "verify: target model logits"
-
-
-class UnsupportedAccept(RuntimeError):
-    """Verify reached acceptance in a form that cannot be exact."""
 
 
 class Block(NamedTuple):
@@ -48,6 +44,7 @@ class Block(NamedTuple):
     grammar_mask: Any = None
 
 
+@hook(f"{HOST_SCHEDULER}._forward_isolation", "AROUND", name="serial_requests")
 @contextlib.contextmanager
 def mark_serial(
     original_fn: Callable[..., Any], self: Any, batch: Any, *, overlap: bool
@@ -66,7 +63,7 @@ def serial_of(info: Any) -> list[bool]:
     """Which requests of the batch take one token a step."""
     serial: list[bool] | None = getattr(info, _ROWS, None)
     if serial is None or len(serial) != len(info):
-        raise UnsupportedAccept(
+        raise Unsupported(
             f"found {'no' if serial is None else len(serial)} notes for "
             f"{len(info)} requests; expected one each from Scheduler."
             "_forward_isolation; fix: install the pinned host release"
@@ -162,7 +159,7 @@ def choose(block: Block) -> torch.Tensor:
         probs = torch.softmax(block.logits / wide.temperatures, dim=-1)
         ids = draw(probs, wide, positions, greedy)
     if ids is None:
-        raise UnsupportedAccept("found a batch that is neither greedy nor sampled")
+        raise Unsupported("found a batch that is neither greedy nor sampled")
     return ids.to(torch.int64).view(-1, block.width)
 
 
@@ -191,12 +188,3 @@ def one_hot(chosen: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     import torch
 
     return torch.zeros_like(like).scatter_(1, chosen.view(-1, 1), 1.0)
-
-
-HOOK = Hook(
-    name="serial_requests",
-    target="sglang.srt.managers.scheduler.Scheduler._forward_isolation",
-    kind="AROUND",
-    replacement=mark_serial,
-    speculative=True,
-)

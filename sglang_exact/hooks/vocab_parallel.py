@@ -19,30 +19,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_exact.hooks.base import Hook
+from sglang_exact.hooks.base import hook
 
 _PROCESSOR = "sglang.srt.layers.logits_processor.LogitsProcessor"
 
 
-def never_skip(
-    original_fn: Callable[..., bool], self: Any, batch: Any, sampling_info: Any
-) -> bool:
-    """Around DFlashWorkerV2._can_skip_verify_logits: gather the logits, always."""
-    return False
-
-
-HOOK = Hook(
+@hook(
+    "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2._can_skip_verify_logits",
+    "AROUND",
     name="vocab_parallel",
-    target=(
-        "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2._can_skip_verify_logits"
-    ),
-    kind="AROUND",
-    replacement=never_skip,
     relies_on=(
         f"{_PROCESSOR}._gather_softcap_fused",
         f"{_PROCESSOR}._gather_attn_tp_logits",
         "sglang.srt.layers.vocab_parallel_embedding.VocabParallelEmbedding.forward",
         "sglang.srt.distributed.parallel_state.GroupCoordinator.all_reduce",
     ),
-    speculative=True,
 )
+def never_skip(
+    original_fn: Callable[..., bool], self: Any, batch: Any, sampling_info: Any
+) -> bool:
+    """Around DFlashWorkerV2._can_skip_verify_logits: gather the logits, always."""
+    return False

@@ -16,15 +16,16 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from sglang_exact.host import VERSION
 from sglang_exact.host import files as host_files
 from sglang_exact.host import source as host
 from sglang_exact.reasons import Reason
 from sglang_exact.settings import Settings
 
-FIX = "pip install 'sglang==0.5.23' (the pinned release)"
+FIX = f"pip install 'sglang=={VERSION}' (the pinned release)"
 REINSTALL = (
-    "pip install --force-reinstall --no-deps 'sglang==0.5.23', or serve without the "
-    "promise under --exact-allow-unpinned-host"
+    f"pip install --force-reinstall --no-deps 'sglang=={VERSION}', or serve without "
+    "the promise under --exact-allow-unpinned-host"
 )
 NAMED = 8
 

@@ -3,7 +3,7 @@
 
 None of them changes what a request gets: they lift refusals of the CPU, choose the
 Triton path where the host would look for a compiled one, and stand in for stream
-calls. Written for SGLang 0.5.23; an anchor that is not found stops the import.
+calls. Written for the pinned release; an anchor that is not found stops the import.
 """
 
 from __future__ import annotations

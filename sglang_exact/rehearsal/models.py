@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_exact.rehearsal.drafters import (
     DRAFT_KINDS,
@@ -22,6 +22,9 @@ from sglang_exact.rehearsal.drafters import (
     Config,
     drafter,
 )
+
+Shapes = Iterator[tuple[str, tuple[int, ...]]]
+"""Name in the checkpoint and shape of each tensor."""
 
 EOS_TOKEN_ID = 2
 MASK_TOKEN_ID = 0
@@ -63,15 +66,21 @@ _27B_MASK_TOKEN_ID = 248070
 
 
 def make_target(
-    path: str | Path, layers: int = 4, *, vocab_size: int = 512, seed: int = 0
+    path: str | Path,
+    layers: int = 4,
+    *,
+    vocab_size: int = 512,
+    seed: int = 0,
+    family: str = "qwen3_5",
 ) -> Path:
-    """Write a tiny random Qwen3.5 target: config.json and model.safetensors.
+    """Write a tiny random target: config.json and model.safetensors.
 
     Args:
         path: folder, made if absent.
-        layers: decoder layers; every fourth is attention.
+        layers: decoder layers; every fourth of a hybrid is attention.
         vocab_size: tokens; ids 0, 1, 2 are mask, bos and eos.
         seed: of the weights. The same arguments give the same bytes.
+        family: one of `TARGETS`.
 
     Returns:
         `path`.
@@ -81,10 +90,11 @@ def make_target(
 
     from sglang_exact.rehearsal.interpreter import f32_to_bf16
 
-    config = _target_config(_TINY, layers, vocab_size, rope_theta=10000.0)
+    target = TARGETS[family]
+    config = target.config(target.tiny, layers, vocab_size, 10000.0)
     folder = _write_config(path, config)
     tensors = {}
-    for name, values in _tiny_weights(config, seed):
+    for name, values in _tiny_weights(target.shapes(config), seed):
         bits = torch.from_numpy(f32_to_bf16(values).copy())
         tensors[name] = bits.view(torch.bfloat16)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -112,7 +122,7 @@ def make_draft(
     """
     if drafter(kind).model == OF_TARGET:
         return _write_config(
-            path, _target_config(_TINY, target_layers, vocab_size, rope_theta=10000.0)
+            path, _hybrid_config(_TINY, target_layers, vocab_size, 10000.0)
         )
     base = {
         **{k: _TINY[k] for k in ("hidden_size", "intermediate_size", "head_dim")},
@@ -135,7 +145,7 @@ def make_27b_target(
     path: str | Path, layers: int = 64, *, vocab_size: int = _27B_VOCAB
 ) -> Path:
     """Write the config of a 27B-wide target with `layers` layers (64 is the model)."""
-    config = _target_config(_27B, layers, vocab_size, rope_theta=10000000.0)
+    config = _hybrid_config(_27B, layers, vocab_size, 10000000.0)
     return _write_config(path, config)
 
 
@@ -182,8 +192,8 @@ def _spread_layer_ids(count: int, target_layers: int) -> list[int]:
     return sorted({round(i * (target_layers - 2) / (count - 1)) for i in range(count)})
 
 
-def _target_config(
-    shape: Config, layers: int, vocab_size: int, *, rope_theta: float
+def _hybrid_config(
+    shape: Config, layers: int, vocab_size: int, rope_theta: float
 ) -> Config:
     kinds = [
         "full_attention" if (i + 1) % FULL_ATTENTION_INTERVAL == 0 else
@@ -261,11 +271,11 @@ def _write_config(path: str | Path, config: Config) -> Path:
     return folder
 
 
-def _tiny_weights(config: Config, seed: int) -> Iterator[tuple[str, Any]]:
+def _tiny_weights(shapes: Shapes, seed: int) -> Iterator[tuple[str, Any]]:
     """(checkpoint name, float32 values) of every tensor of the tiny target."""
     import numpy as np
 
-    for name, shape in _tiny_shapes(config):
+    for name, shape in shapes:
         # RandomState's streams are frozen; Generator's may change with numpy.
         rng = np.random.RandomState(zlib.crc32(f"{seed}:{name}".encode()))
         if name.endswith("A_log"):
@@ -287,7 +297,7 @@ def _tiny_weights(config: Config, seed: int) -> Iterator[tuple[str, Any]]:
         yield name, values.astype(np.float32)
 
 
-def _tiny_shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _hybrid_shapes(config: Config) -> Shapes:
     hidden, inner, vocab = (
         config[k] for k in ("hidden_size", "intermediate_size", "vocab_size")
     )
@@ -331,3 +341,21 @@ def _tiny_shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{layer}.post_attention_layernorm.weight", (hidden,)
     yield "model.norm.weight", (hidden,)
     yield "lm_head.weight", (vocab, hidden)
+
+
+class Target(NamedTuple):
+    """The tiny model of a family.
+
+    Attributes:
+        tiny: its sizes.
+        config: config.json, from sizes, layers, tokens of the vocabulary, rope_theta.
+        shapes: of its tensors, from that.
+    """
+
+    tiny: Config
+    config: Callable[[Config, int, int, float], Config]
+    shapes: Callable[[Config], Shapes]
+
+
+TARGETS = {"qwen3_5": Target(_TINY, _hybrid_config, _hybrid_shapes)}
+"""One for each of `scope_families.FAMILIES`, by its name."""

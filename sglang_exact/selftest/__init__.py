@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
+from sglang_exact import scope_families
 from sglang_exact.reasons import Reason
 
 _report: dict[str, Any] = {"ran": False}
@@ -21,32 +22,44 @@ def last_report() -> dict[str, Any]:
     return dict(_report)
 
 
-def run(model_runner: Any, names: Collection[str], small_m: int) -> list[Reason]:
-    """Compare kernels bit for bit on this device; returns reasons on a mismatch.
+class Result(NamedTuple):
+    """Every mismatch, and the (N, K) whose small-M tiles have DeepGEMM's bits."""
+
+    reasons: list[Reason]
+    small_m_shapes: Collection[tuple[int, int]] = ()
+
+
+def run(model_runner: Any, names: Collection[str], small_m: int) -> Result:
+    """Compare kernels bit for bit on this device.
 
     `names`: the hooks of this rank; `small_m`: largest M of the small-M tiles.
     """
     if not str(model_runner.device).startswith("cuda"):
-        return []
+        return Result([])
     from sglang_exact.selftest import attention, gdn
 
+    tests = {
+        "gdn_verify": gdn.run,
+        "decode_attention": attention.run,
+        "prefill_attention": attention.run_prefill,
+    }
     started = time.monotonic()
     reasons: list[Reason] = []
-    if "gdn_verify" in names:
-        reasons += gdn.run(model_runner)
-    if "decode_attention" in names:
-        reasons += attention.run(model_runner)
-    if "prefill_attention" in names:
-        reasons += attention.run_prefill(model_runner)
+    family = scope_families.of(model_runner.model_config.hf_config)
+    for name in family.self_tests:
+        if name in names:
+            reasons += tests[name](model_runner)
     reasons += _deep_gemm(model_runner)
-    if "small_m_gemm" in names:
-        reasons += _small_m(model_runner, small_m)
+    shapes: Collection[tuple[int, int]] = ()
+    if small_m and "small_m_gemm" in names:
+        found, shapes = _small_m(model_runner, small_m)
+        reasons += found
     _report.update(
         ran=True,
         seconds=round(time.monotonic() - started, 2),
         mismatches=len(reasons),
     )
-    return reasons
+    return Result(reasons, shapes)
 
 
 def _deep_gemm(model_runner: Any) -> list[Reason]:
@@ -64,20 +77,17 @@ def _deep_gemm(model_runner: Any) -> list[Reason]:
     return deep_gemm.run(found, served, device)
 
 
-def _small_m(model_runner: Any, limit: int) -> list[Reason]:
-    """Turn the small-M tiles on for the shapes of this model that pass their test."""
+def _small_m(model_runner: Any, limit: int) -> Result:
+    """The small-M tiles at the shapes of this model, and the race stress."""
     import torch
 
-    from sglang_exact.hooks import small_m_gemm
-    from sglang_exact.selftest import race
+    from sglang_exact.selftest import race, small_m
 
-    if not limit:
-        return []
-    weights = small_m_gemm.linear_weights(model_runner.model)
+    weights = small_m.linear_weights(model_runner.model)
     device = torch.device(model_runner.device, torch.cuda.current_device())
-    reasons = small_m_gemm.self_test(weights, device, limit=limit, weights=weights)
+    reasons = small_m.run(weights, device, limit=limit)
     reasons += race.run(weights, device, limit=limit)
-    if not reasons:
-        small_m_gemm.enable(weights, limit)
-        _report["small_m_shapes"] = sorted(weights)
-    return reasons
+    if reasons:
+        return Result(reasons)
+    _report["small_m_shapes"] = sorted(weights)
+    return Result([], tuple(weights))

@@ -2,7 +2,8 @@
 """DeepGEMM's rows at the largest served numbers of rows, as integers.
 
 Its tiles are chosen by M, and the promise needs the same bits for a row at every M:
-one request alone, every request of a step with its drafts, and a whole prefill step.
+one request alone, every request of a step with its drafts, each prefill graph, and a
+whole prefill step.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sglang_exact.hooks import small_m_gemm
-from sglang_exact.hooks.small_m_gemm import Shape
 from sglang_exact.reasons import Reason
 
 if TYPE_CHECKING:
     import torch
+
+Shape = tuple[int, int]
+"""(N, K) of a weight."""
 
 REFERENCE_M = 64
 """Rows of the reference; every M holds these rows again and again."""
@@ -29,7 +31,8 @@ prefill step's rows."""
 
 
 def served_rows(cfg: Any, model_config: Any) -> tuple[int, ...]:
-    """Numbers of rows to compare: decode or verify at its fullest, and a prefill step.
+    """Numbers of rows to compare: decode or verify at its fullest, each prefill graph,
+    and a prefill step.
 
     `cfg` is the resolved view of ServerArgs, `model_config` the host's ModelConfig.
     """
@@ -40,7 +43,8 @@ def served_rows(cfg: Any, model_config: Any) -> tuple[int, ...]:
         drafts = 1
     decode = scope_model.most_requests(cfg) * drafts
     prefill = scope_model.largest_step(cfg, model_config)
-    return tuple(sorted({FIRST_M, REFERENCE_M, decode, prefill}))
+    graphs = scope_model.prefill_buckets(cfg)
+    return tuple(sorted({FIRST_M, REFERENCE_M, decode, *graphs, prefill}))
 
 
 def weights(model: torch.nn.Module) -> dict[Shape, torch.Tensor]:
@@ -62,6 +66,21 @@ def weights(model: torch.nn.Module) -> dict[Shape, torch.Tensor]:
     return found
 
 
+def rows(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """a[M, K] @ w[N, K]^T by DeepGEMM as the host calls it."""
+    import deep_gemm
+    import torch
+
+    out = torch.empty((a.shape[0], w.shape[0]), device=a.device, dtype=a.dtype)
+    before = deep_gemm.get_deterministic_algorithms()
+    deep_gemm.use_deterministic_algorithms(True)
+    try:
+        deep_gemm.bf16_gemm_nt(a, w, out)
+    finally:
+        deep_gemm.use_deterministic_algorithms(before)
+    return out
+
+
 def run(
     found: Mapping[Shape, torch.Tensor], served: Iterable[int], device: torch.device
 ) -> list[Reason]:
@@ -77,7 +96,7 @@ def run(
         a = torch.randn(
             (REFERENCE_M, k), device=device, dtype=torch.bfloat16, generator=gen
         )
-        want = small_m_gemm._deep_gemm_rows(a, w).view(torch.int16)
+        want = rows(a, w).view(torch.int16)
         wrong = [
             f"M = {m}: {count} of {m * n}"
             for m in dict.fromkeys(min(m, max(LARGEST_OUTPUT // n, 1)) for m in served)
@@ -100,8 +119,8 @@ def _different(a: torch.Tensor, w: torch.Tensor, m: int, want: torch.Tensor) -> 
     import torch
 
     times = -(-m // REFERENCE_M)
-    rows = a.repeat(times, 1)[:m].contiguous()
-    got = small_m_gemm._deep_gemm_rows(rows, w).view(torch.int16)
+    many = a.repeat(times, 1)[:m].contiguous()
+    got = rows(many, w).view(torch.int16)
     return sum(
         int((part != want[: part.shape[0]]).sum()) for part in got.split(REFERENCE_M)
     )

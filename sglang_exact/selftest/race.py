@@ -12,13 +12,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from sglang_exact.reasons import Reason
+from sglang_exact.selftest.deep_gemm import Shape
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["pick", "run"]
-
-Shape = tuple[int, int]
 
 ROWS = (8, 908)
 """M: a verify block, and an odd prefill size, the M at which the race was reported."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_exact.bench.run import BenchRun, save
+from sglang_exact.host import VERSION
 
 EVIL = (
     "<script>document.title='owned'</script><img src=x onerror=alert(1)>\"'& "
@@ -43,7 +44,7 @@ def server(name: str, **more: Any) -> dict[str, Any]:
     return {
         "name": name,
         "url": "http://127.0.0.1:1",
-        "version": "0.5.23",
+        "version": VERSION,
         "model_path": fields["model_path"],
         "attestation": exact,
         "speculative": {},

@@ -15,7 +15,7 @@ import pytest
 from sglang_exact import launch_server
 from sglang_exact.cli import doctor, env
 from sglang_exact.client import machine
-from sglang_exact.host import compat
+from sglang_exact.host import VERSION, compat
 from sglang_exact.host import source as host
 from sglang_exact.reasons import Refused
 from sglang_exact.rehearsal.environment import environment
@@ -73,7 +73,7 @@ def test_without_torch_and_host() -> None:
     assert "Traceback" not in done.stderr
     assert "[FAIL] host: found no SGLang installed" in done.stdout
     assert "[FAIL] torch: not installed" in done.stdout
-    assert done.stdout.count("fix: pip install 'sglang==0.5.23'") == 2
+    assert done.stdout.count(f"fix: pip install 'sglang=={VERSION}'") == 2
 
 
 def test_rehearsal_outside_its_environment(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_the_pinned_host_passes(tmp_path: Path) -> None:
     done = sglang_exact("doctor", cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     assert "[FAIL]" not in done.stdout
-    assert "[ok  ] host: SGLang 0.5.23" in done.stdout
+    assert f"[ok  ] host: SGLang {VERSION}" in done.stdout
 
 
 @pytest.mark.host
@@ -206,11 +206,11 @@ def test_launcher_without_a_gpu() -> None:
 
 def test_changed_host_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pins decide, not the version number."""
-    pins = compat.load("0.5.23")
+    pins = compat.load(VERSION)
     assert pins is not None
     name = sorted(pins.targets)[0]
     changed = host.Fingerprint(pins.targets[name].params, "0" * 64)
-    monkeypatch.setattr(host, "version", lambda name: "0.5.23")
+    monkeypatch.setattr(host, "version", lambda name: VERSION)
     monkeypatch.setattr(host, "root", lambda: Path("here"))
     monkeypatch.setattr(
         host, "fingerprint", lambda x: changed if x == name else pins.targets[x]

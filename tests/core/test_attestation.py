@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sglang_exact import attestation, hooks
-from sglang_exact.host import compat
+from sglang_exact.host import VERSION, compat
 from sglang_exact.host import source as host
 from sglang_exact.reasons import Reason
 from sglang_exact.settings import Settings
@@ -115,13 +117,13 @@ def test_another_stack_is_never_bitwise(
 ) -> None:
     """The pinned host on another torch, let in by the waiver: attested and logged."""
     versions = dict(host.stack_versions())
-    pins = compat.load("0.5.23")
+    pins = compat.load(VERSION)
     assert pins is not None
     versions |= pins.stack
     if changed:
         versions["torch"] = "2.13.0"
     monkeypatch.setattr(compat, "reasons", lambda names: [])
-    monkeypatch.setattr(host, "version", lambda name: "0.5.23")
+    monkeypatch.setattr(host, "version", lambda name: VERSION)
     monkeypatch.setattr(host, "stack_versions", lambda: versions)
     on = Settings(enable=True, allow_unpinned_host=True)
     found = recorded(on)
@@ -133,7 +135,7 @@ def test_another_stack_is_never_bitwise(
 def test_log_line_shows_test_settings() -> None:
     found = {
         "version": "1", "numerics": "unverified", "hooks": ["a", "b"],
-        "host_version": "0.5.23", "host_pinned": True, "digest": "0123456789abcdef",
+        "host_version": VERSION, "host_pinned": True, "digest": "0123456789abcdef",
         "not_pinned": [], "test_settings": {"oracle": True}, "plugins": [],
     }  # fmt: skip
     assert "0123456789ab, PLUGINS ['other'], TEST" in attestation.log_line(
@@ -141,6 +143,28 @@ def test_log_line_shows_test_settings() -> None:
     )
     line = attestation.log_line(found)
     assert line == (
-        "sglang_exact 1: unverified, 2 hooks, host 0.5.23 (pinned), digest "
+        f"sglang_exact 1: unverified, 2 hooks, host {VERSION} (pinned), digest "
         "0123456789ab, TEST SETTINGS {'oracle': True}"
     )
+
+
+@pytest.mark.parametrize(("runner", "rows"), [({"capture_num_tokens": [4, 8]}, [4, 8]),
+                                              ({}, []), (None, [])])  # fmt: skip
+def test_prefill_graphs_are_attested_as_captured(
+    monkeypatch: pytest.MonkeyPatch, runner: dict[str, Any] | None, rows: list[int]
+) -> None:
+    """An eager runner, or none, stands in their place where there are no graphs."""
+    parallel = SimpleNamespace(tp_rank=0, tp_size=1)
+    context = SimpleNamespace(get_parallel=lambda: parallel)
+    monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", context)
+    model = SimpleNamespace(
+        device="cpu",
+        dtype="torch.bfloat16",
+        model_config=SimpleNamespace(context_len=64),
+        prefill_cuda_graph_runner=None if runner is None else SimpleNamespace(**runner),
+    )
+    worker = SimpleNamespace(model_runner=model)
+    facts = attestation.runtime_facts(SimpleNamespace(tp_worker=worker))
+    assert facts["prefill_graphs"] == rows
+    others = [rank(0, prefill_graphs=[4]), rank(1, prefill_graphs=[4, 8])]
+    assert len(attestation.rank_reasons(others)) == 1

@@ -11,7 +11,7 @@ import pytest
 from sglang_exact import hooks, launch_server
 from sglang_exact.cli import doctor
 from sglang_exact.client import machine
-from sglang_exact.host import compat
+from sglang_exact.host import VERSION, compat
 from sglang_exact.host import source as host
 from sglang_exact.settings import Settings
 
@@ -38,7 +38,7 @@ def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "root", lambda: "here")
     (reason,) = compat.reasons(hooks.pinned_names())
     assert reason.found == "SGLang 0.5.24, which has no pins"
-    assert "0.5.23" in reason.expected
+    assert VERSION in reason.expected
 
 
 def test_a_release_that_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,8 +48,8 @@ def test_a_release_that_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     (reason,) = compat.reasons(hooks.pinned_names())
     assert reason.found.startswith("SGLang 0.5.22, which is not supported: it lacks")
     assert "docs/upgrading.md" in reason.found
-    assert reason.expected == "a pinned release: 0.5.23"
-    assert "sglang==0.5.23" in reason.fix
+    assert reason.expected == f"a pinned release: {VERSION}"
+    assert f"sglang=={VERSION}" in reason.fix
     (check,) = doctor.host_checks()
     assert check.status == doctor.FAIL
     assert "SGLang 0.5.22, which is not supported" in check.found
@@ -62,11 +62,11 @@ def test_another_stack_is_refused_where_it_would_serve(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """A rehearsal promises no bits; the waiver attests "unverified"."""
-    pins = compat.load("0.5.23")
+    pins = compat.load(VERSION)
     assert pins is not None
     versions: dict[str, str | None] = dict(pins.stack)
     monkeypatch.setattr(compat, "reasons", lambda names: [])
-    monkeypatch.setattr(host, "version", lambda name: "0.5.23")
+    monkeypatch.setattr(host, "version", lambda name: VERSION)
     monkeypatch.setattr(host, "stack_versions", lambda: versions)
     on = Settings(enable=True)
     assert compat.setup_reasons([], on) == []
@@ -93,9 +93,9 @@ def test_doctor_fails_where_the_launcher_would(
     monkeypatch: pytest.MonkeyPatch, cuda: str | None
 ) -> None:
     """A build of torch without CUDA can only rehearse."""
-    pins = compat.load("0.5.23")
+    pins = compat.load(VERSION)
     assert pins is not None
-    monkeypatch.setattr(host, "version", lambda name: "0.5.23")
+    monkeypatch.setattr(host, "version", lambda name: VERSION)
     versions = {**pins.stack, "triton": "3.7.0"}
     monkeypatch.setattr(host, "stack_versions", lambda: versions)
     monkeypatch.setattr(machine, "torch_cuda", lambda: cuda)
@@ -107,13 +107,13 @@ def test_doctor_fails_where_the_launcher_would(
 def test_pins_without_a_device_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pins are no support: a release counts once a run on a GPU has proven it."""
     load = compat.load
-    pins = load("0.5.23")
+    pins = load(VERSION)
     assert pins is not None and pins.device_run
-    monkeypatch.setattr(host, "version", lambda name: "0.5.23")
-    assert compat.version_reasons("0.5.23") == []
+    monkeypatch.setattr(host, "version", lambda name: VERSION)
+    assert compat.version_reasons(VERSION) == []
     monkeypatch.setattr(compat, "load", lambda version: pins._replace(device_run=""))
-    (reason,) = compat.version_reasons("0.5.23")
-    assert reason.found == "SGLang 0.5.23, which has pins and no run on a GPU"
+    (reason,) = compat.version_reasons(VERSION)
+    assert reason.found == f"SGLang {VERSION}, which has pins and no run on a GPU"
 
 
 def test_the_device_run_is_there() -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from sglang_exact import gate, plugins
-from sglang_exact.hooks.base import DIRECT, Hook, effect_reasons
+from sglang_exact.hooks.base import DIRECT, Hook
+from sglang_exact.hooks.in_force import effect_reasons
 from sglang_exact.reasons import HEADLINE, Reason
 from sglang_exact.rehearsal.environment import environment
 

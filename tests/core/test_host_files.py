@@ -15,7 +15,7 @@ import pytest
 from sglang_exact import attestation, gate
 from sglang_exact.hooks import rank
 from sglang_exact.hooks.registered import Decision
-from sglang_exact.host import compat
+from sglang_exact.host import VERSION, compat
 from sglang_exact.host import files as host_files
 from sglang_exact.host import source as host
 from sglang_exact.settings import Settings
@@ -67,7 +67,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = host.root()
     assert root is not None
     copy = tmp_path / "sglang"
-    for name in host_files.pinned("0.5.23"):
+    for name in host_files.pinned(VERSION):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / name).symlink_to(root / name)
     monkeypatch.setattr(host, "root", lambda: copy)
@@ -77,7 +77,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.host
 def test_an_edited_file_is_named(installed: Path) -> None:
     """A model, a norm, a rotary embedding, a convolution, a compiled source."""
-    assert compat.file_reasons("0.5.23") == []
+    assert compat.file_reasons(VERSION) == []
     before = attestation.files_fingerprint()
     for name in (
         "srt/models/qwen3_5.py",
@@ -91,18 +91,18 @@ def test_an_edited_file_is_named(installed: Path) -> None:
         said = "// said" if name.endswith(".cuh") else "EDITED = 1"
         path.unlink()
         path.write_text(f"{text}\n{said}\n")
-        (reason,) = compat.file_reasons("0.5.23")
+        (reason,) = compat.file_reasons(VERSION)
         assert reason.found.endswith(f"that are edited: {name}")
         assert "--force-reinstall" in reason.fix
         assert attestation.files_fingerprint() != before
         path.write_text(text)
-        assert compat.file_reasons("0.5.23") == []
+        assert compat.file_reasons(VERSION) == []
     path.write_text(text)
     (installed / "srt/layers/layernorm.py").unlink()
-    (reason,) = compat.file_reasons("0.5.23")
+    (reason,) = compat.file_reasons(VERSION)
     assert reason.found.endswith("that are gone: srt/layers/layernorm.py")
     shutil.rmtree(installed / "lang")
-    (reason,) = compat.file_reasons("0.5.23")
+    (reason,) = compat.file_reasons(VERSION)
     assert "more" in reason.found
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from sglang_exact import hooks
 from sglang_exact.hooks.base import Hook
-from sglang_exact.host import compat
+from sglang_exact.host import VERSION, compat
 from sglang_exact.host import files as host_files
 from sglang_exact.host import source as host
 from tools.pins import changes as host_changes
@@ -242,7 +242,7 @@ def test_a_changed_host(tmp_path: Path) -> None:
     assert "def mamba_prefill_chunk_grid(" in text
     text = text.replace("def mamba_prefill_chunk_grid(", "def renamed(")
     path.write_text(text.replace("def add_chunked_req(self", "def add_chunked_req(me"))
-    flags = ("--site", str(tmp_path), "--against", "0.5.23")
+    flags = ("--site", str(tmp_path), "--against", VERSION)
     done = pin_host(*flags)
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
@@ -269,7 +269,7 @@ def test_a_changed_host(tmp_path: Path) -> None:
     assert written["device_run"] == ""
     assert sorted(written["targets"]) == hooks.pinned_names()
     files = json.loads((tmp_path / "files-9.9.9.json").read_text())
-    pinned = host_files.pinned("0.5.23")
+    pinned = host_files.pinned(VERSION)
     assert set(files) < set(pinned)
     off = [name for name in files if files[name] != pinned[name]]
     assert off == ["srt/managers/schedule_policy.py"]
@@ -282,7 +282,7 @@ def test_what_proves_a_host(tmp_path: Path) -> None:
     out.mkdir()
     runs.mkdir()
     flags = ("--write", "--out", str(out), "--device-run", str(runs))
-    versions = {"sglang": "0.5.23"}
+    versions = {"sglang": VERSION}
     speed, proof = runs / "speed.json", runs / "proof.json"
     speed.write_text(json.dumps({"versions": versions, "ratio": 1.01}))
     done = pin_host(*flags)

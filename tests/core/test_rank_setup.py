@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from sglang_exact import gate, roles, scope, scope_model
-from sglang_exact.hooks import launch, rank
+from sglang_exact import gate, roles, scope, scope_model, selftest
+from sglang_exact.hooks import launch, rank, small_m_gemm
 from sglang_exact.hooks.registered import Decision
 from sglang_exact.reasons import Reason, Refused
 from sglang_exact.settings import Settings
@@ -64,13 +64,40 @@ def test_rank_looks_at_arguments_and_model(
         assert started == ["arguments"]
 
 
+@pytest.mark.parametrize("draft", [False, True])
+@pytest.mark.parametrize("reasons", [[], [Reason("a bit", "none", "report it")]])
+@pytest.mark.parametrize("shapes", [(), ((64, 128),)])
+def test_tiles_that_passed_are_enabled(
+    monkeypatch: pytest.MonkeyPatch,
+    decide: Callable[[Settings], Decision],
+    draft: bool,
+    reasons: list[Reason],
+    shapes: tuple[tuple[int, int], ...],
+) -> None:
+    """By the target's rank, and only where nothing was found."""
+    enabled: list[Any] = []
+    decide(Settings(enable=True, small_m=16))
+    monkeypatch.setattr(scope_model, "live_reasons", lambda *_: [])
+    monkeypatch.setattr(selftest, "run", lambda *_: selftest.Result(reasons, shapes))
+    monkeypatch.setattr(small_m_gemm, "enable", lambda *given: enabled.append(given))
+    runner = SimpleNamespace(is_draft_worker=draft, model=None, kv_cache_dtype=None)
+    if reasons and not draft:
+        with pytest.raises(Refused) as refused:
+            rank.self_test(None, runner)
+        assert refused.value.reasons == reasons
+    else:
+        rank.self_test(None, runner)
+    passed = shapes and not reasons and not draft
+    assert enabled == ([(shapes, 16)] if passed else [])
+
+
 @pytest.mark.parametrize("ships", [False, True])
 def test_mask_embedding_of_a_draft(tmp_path: Path, ships: bool) -> None:
     """It would overwrite a row of the target: refused by the launcher and the rank."""
     if ships:
         (tmp_path / "mask_embedding.pt").write_bytes(b"")
     args = SimpleNamespace(speculative_draft_model_path=str(tmp_path))
-    found = launch._mask_embedding_reasons(args)
+    found = rank.mask_embedding_reasons(args)
     assert ["mask_embedding.pt" in str(reason) for reason in found] == [True] * ships
     merged: list[Any] = []
     worker = SimpleNamespace(server_args=args)

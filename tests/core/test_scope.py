@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sglang_exact import scope, scope_arguments
+from sglang_exact.host import VERSION
 
 
 def resolved(**changes: object) -> Any:
@@ -164,7 +165,7 @@ MATCH_TYPE = "speculative_ngram_match_type"
 
 def test_every_setting_of_ngram_is_settled() -> None:
     """Each one of the host is in a table: served, filled in or refused."""
-    path = Path(scope.__file__).parent / "host" / "pins" / "sglang-0.5.23.json"
+    path = Path(scope.__file__).parent / "host" / "pins" / f"sglang-{VERSION}.json"
     settings = set(re.findall(r"speculative_ngram_\w+", path.read_text()))
     settled = {name for name in scope.ALLOWED_SPECULATIVE if "ngram" in name}
     assert len(settings) == 8

@@ -103,7 +103,11 @@ def test_files_beside_it(
 def setup(**changes: Any) -> tuple[Any, Any]:
     """The host's resolved arguments and ModelConfig, all as supported."""
     graphs = SimpleNamespace(
-        prefill=SimpleNamespace(backend=changes.pop("prefill", "disabled")),
+        prefill=SimpleNamespace(
+            backend=changes.pop("prefill", "disabled"),
+            bs=changes.pop("buckets", [4, 512]),
+            max_context_size=changes.pop("max_context", None),
+        ),
         decode=SimpleNamespace(backend=changes.pop("decode", "full")),
     )
     model = SimpleNamespace(
@@ -129,7 +133,14 @@ def setup(**changes: Any) -> tuple[Any, Any]:
         ({"decode": "disabled"}, None),
         ({"decode": "breakable"}, "decode graphs breakable"),
         ({"prefill": "full"}, "prefill graphs full"),
-        ({"prefill": "breakable"}, "prefill graphs breakable"),
+        ({"prefill": "breakable"}, None),
+        ({"prefill": "breakable", "buckets": None}, None),
+        ({"max_context": 4096}, None),
+        ({"prefill": "breakable", "max_context": 4096}, "prefill graphs of contexts"),
+        # As for a step: the last bucket that fits, and one row more.
+        ({"prefill": "breakable", "buckets": [61680]}, None),
+        ({"prefill": "breakable", "buckets": [61681]}, "prefill graphs of up to 61681"),
+        ({"buckets": [61681]}, None),
         ({"quantization": "modelopt_fp8"}, "a quantized checkpoint (modelopt_fp8)"),
         ({"max_running_requests": 256}, None),
         ({"max_running_requests": 257}, "--max-running-requests 257"),

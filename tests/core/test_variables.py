@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sglang_exact import variables
-from sglang_exact.host import compat
+from sglang_exact.host import VERSION, compat
 from sglang_exact.host import source as host
 from sglang_exact.host import variables as host_variables
 from tools.pins import changes as host_changes
@@ -154,7 +154,7 @@ def test_how_a_variable_is_found(tmp_path: Path) -> None:
 @pytest.mark.host
 def test_every_variable_of_the_host_is_classified() -> None:
     """One more, or another default, fails here: judge it, then scripts/pin_host."""
-    pins = compat.load("0.5.23")
+    pins = compat.load(VERSION)
     assert pins is not None
     now = host_changes.inventory(host_changes.find_tree())["variables"]
     assert now == pins.inventory["variables"]

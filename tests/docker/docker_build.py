@@ -20,9 +20,11 @@ import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
+from sglang_exact.host import VERSION
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
-PINS = ROOT / "sglang_exact" / "host" / "pins" / "sglang-0.5.23.json"
+PINS = ROOT / "sglang_exact" / "host" / "pins" / f"sglang-{VERSION}.json"
 # Folders of the image that are ours; everything else in a RUN line is the machine's.
 OURS = re.compile(r"(?<![\w./-])/(opt|src|cache|etc)(?=/|\b)")
 TIMEOUT_S = 300

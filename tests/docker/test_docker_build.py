@@ -27,6 +27,7 @@ from docker_build import (
 )
 
 from sglang_exact import __version__
+from sglang_exact.host import VERSION
 
 STEPS = ROOT / "docker" / "steps"
 SETTINGS = {"USER_ID": str(os.getuid())}
@@ -88,7 +89,7 @@ def test_digest_is_given_or_absent() -> None:
         assert re.fullmatch(r"[0-9a-f]{64}", digest)
     first = read()[0]
     assert first.name == "ARG"
-    assert first.text == "BASE_IMAGE=lmsysorg/sglang:v0.5.23-cu130"
+    assert first.text == f"BASE_IMAGE=lmsysorg/sglang:v{VERSION}-cu130"
 
 
 @pytest.mark.host
@@ -171,9 +172,13 @@ def test_wrong_base_is_refused(tmp_path: Path) -> None:
         CUDA_HOME=str(tmp_path),
     )
     assert status == 1
-    for found in ("found SGLang 0.5.23", "found torch built for CUDA none", "no nvcc"):
+    for found in (
+        f"found SGLang {VERSION}",
+        "found torch built for CUDA none",
+        "no nvcc",
+    ):
         assert found in text
-    with pytest.raises(Failed, match="found SGLang 0.5.23; expected 0.5.22"):
+    with pytest.raises(Failed, match=f"found SGLang {VERSION}; expected 0.5.22"):
         Build(tmp_path / "stages", base, {**SETTINGS, "SGLANG_VERSION": "0.5.22"}).run()
 
 

@@ -201,7 +201,25 @@ SERVED = (
         "ollama_schema",
         "/api/chat",
         {**MODEL, "messages": CHAT, "stream": False, "format": SCHEMA,
-         "options": {"temperature": 0, "num_predict": 30}},
+         "options": {"temperature": 0, "num_predict": 60}},
+    ),
+    Endpoint(
+        "responses",
+        "/v1/responses",
+        {**MODEL, "input": TEXT, "temperature": 0, "max_output_tokens": 8},
+    ),
+    # The host keeps two of max_output_tokens to itself.
+    Endpoint(
+        "responses_sampled",
+        "/v1/responses",
+        {**MODEL, "input": CHAT, "instructions": "ab", "max_output_tokens": 8,
+         "include": ["message.output_text.logprobs"], "top_logprobs": 3},
+    ),
+    Endpoint(
+        "responses_schema",
+        "/v1/responses",
+        {**MODEL, "input": TEXT, "temperature": 0, "max_output_tokens": 80,
+         "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}},
     ),
     Endpoint(
         "score",
@@ -210,28 +228,33 @@ SERVED = (
          "label_token_ids": [7, 8], "apply_softmax": False},
     ),
 )  # fmt: skip
-"""What is served; each has to be answered as in plain decoding.
-
-/v1/responses needs a package that the rehearsal environment does not have; it makes
-the same requests as /v1/chat/completions.
-"""
+"""What is served; each has to be answered as in plain decoding."""
 
 STREAMED = tuple(
     case._replace(body={**case.body, "stream": True})
     for case in SERVED
-    if case.name in ("chat", "ollama_generate", "ollama_chat", "ollama_schema")
+    if case.name
+    in ("chat", "ollama_generate", "ollama_chat", "ollama_schema", "responses")
 )
 """Streams; what a client puts together of them is the answer without streaming."""
 
 
 def put_together(lines: Iterable[bytes]) -> tuple[str, list[Any], Any]:
-    """Text, logprobs and end of a chat or Ollama stream, line by line."""
+    """Text, logprobs and end of a chat, Ollama or responses stream, line by line."""
     text, logprobs, end = "", [], None
     for line in lines:
         data = line.strip().removeprefix(b"data: ")
         if not data.startswith(b"{"):
             continue
         found = json.loads(data)
+        if found.get("object") == "response":
+            parts = [part for item in found["output"] for part in item["content"]]
+            text, end = "".join(part["text"] for part in parts), found
+            continue
+        if str(found.get("type")).startswith("response."):
+            text += found["delta"] if found["type"].endswith("text.delta") else ""
+            end = found.get("response", end)
+            continue
         choice = (found.get("choices") or [found])[0]
         delta = choice.get("delta") or choice.get("message") or choice
         text += delta.get("content") or delta.get("response") or ""
@@ -275,6 +298,24 @@ REFUSED = (
         )
     ),
     Endpoint("context length", "/api/generate", {**MODEL, "prompt": TEXT * 30}),
+    *(
+        Endpoint(name, "/v1/responses", {**MODEL, "input": TEXT, **body})
+        for name, body in (
+            ("prompt", {"input": ""}),
+            ("max_output_tokens", {"max_output_tokens": "a"}),
+            ("max_new_tokens", {"max_output_tokens": 0}),
+            ("top_k", {"top_k": 2**40}),
+            ("min_p", {"min_p": 7}),
+            ("repetition_penalty", {"repetition_penalty": 0}),
+            (
+                "top_logprobs",
+                {"top_logprobs": 2**40, "include": ["message.output_text.logprobs"]},
+            ),
+            ("rid", {"request_id": ""}),
+            ("response", {"previous_response_id": "resp_none"}),
+            ("store", {"background": True}),
+        )
+    ),
     _refused("thinking", require_reasoning=True, max_thinking_tokens=2),
 )
 """What gets a status 4xx; the name is a word of the answer."""

@@ -35,7 +35,7 @@ from sglang_exact.rehearsal.server import Server, draft_flags
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-FLAGS = ("--context-length", str(CONTEXT))
+FLAGS = ("--context-length", str(CONTEXT), "--served-model-name", "default")
 NAMES = [case.name for case in SERVED]
 BY_NAME = {case.name: case for case in SERVED}
 

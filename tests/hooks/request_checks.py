@@ -58,13 +58,11 @@ def _install() -> None:
         text_endpoints,
         vocab_parallel,
     )
+    from sglang_exact.hooks.base import of
 
-    hooks = (
-        *(*sampling.HOOKS, *penalties.HOOKS, *accept.HOOKS, *stop.HOOKS),
-        *(*streamed_parts.HOOKS, vocab_parallel.HOOK, *copies.HOOKS, *ollama.HOOKS),
-        *chain.HOOKS,
-        *context_end.HOOKS,
-        *text_endpoints.HOOKS,
+    hooks = of(
+        *(sampling, penalties, accept, stop, streamed_parts, vocab_parallel),
+        *(copies, ollama, chain, context_end, text_endpoints),
     )
     for hook in hooks:
         HookRegistry.register(hook.target, hook.replacement, HookType[hook.kind])

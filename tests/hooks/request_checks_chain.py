@@ -279,7 +279,7 @@ def check_the_worker_hands_over_chains() -> None:
 
 def check_a_tree_is_refused_in_every_verify() -> None:
     """One bit of one request's mask is enough; the message shows the parents."""
-    from sglang_exact.hooks import chain
+    from sglang_exact.hooks import base, chain
 
     good = chain._triangles(3, WIDTH).copy()
     worker = SimpleNamespace(draft_token_num=WIDTH)
@@ -288,13 +288,13 @@ def check_a_tree_is_refused_in_every_verify() -> None:
         mask[1, row, column] ^= 1
         try:
             chain.ngram_block(lambda *a, m=mask: ([], m.reshape(-1)), worker, None)
-        except chain.UnsupportedVerify as error:
+        except base.Unsupported as error:
             assert "found a draft tree for 1 of 3 requests" in str(error)
         else:
             raise AssertionError((row, column))
     try:
         _host_worker()._prepare_draft_tokens(_decode_batch())
-    except chain.UnsupportedVerify as error:
+    except base.Unsupported as error:
         assert "2 of 2 requests" in str(error)
     else:
         raise AssertionError("the host's trie")
@@ -311,13 +311,13 @@ def check_external_corpora_are_refused() -> None:
 
 def check_other_drafters_may_not_branch() -> None:
     """EAGLE and DFLASH bring no mask that the host reads: topk and depth tell."""
-    from sglang_exact.hooks import chain
+    from sglang_exact.hooks import base, chain
 
     def served(topk: int, depth: int) -> bool:
         block = SimpleNamespace(topk=topk, draft_token_num=4, max_tree_depth=depth)
         try:
             chain.eagle_block(lambda *a: True, block, None, None, None)
-        except chain.UnsupportedVerify:
+        except base.Unsupported:
             return False
         assert chain.dflash_block(lambda *a, **k: True, block, None, None)
         return True

@@ -33,9 +33,9 @@ async def _answer(found: Any) -> Any:
 
 
 def _targets() -> list[Any]:
-    from sglang_exact.hooks import base, text_endpoints
+    from sglang_exact.hooks import base, in_force, text_endpoints
 
-    return [base.resolve(hook.target) for hook in text_endpoints.HOOKS]
+    return [in_force.resolve(hook.target) for hook in base.of(text_endpoints)]
 
 
 def check_endpoints_of_text_name_a_missing_tokenizer() -> None:

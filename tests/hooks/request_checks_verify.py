@@ -211,7 +211,7 @@ def check_eagle_acceptance_compares_with_decode() -> None:
 def check_argmax_without_logits_is_refused_when_it_is_not_the_answer() -> None:
     import torch
 
-    from sglang_exact.hooks import verify_sampling
+    from sglang_exact.hooks import base
 
     drafts, argmax = torch.ones(1, WIDTH), torch.ones(1, WIDTH)
     plain = [make_request(temperature=0.0)]
@@ -221,7 +221,7 @@ def check_argmax_without_logits_is_refused_when_it_is_not_the_answer() -> None:
     for reqs in (counted, [make_request(sampling_seed=1)]):
         try:
             _accepted(reqs, drafts, None, target_predict=argmax)
-        except verify_sampling.UnsupportedAccept:
+        except base.Unsupported:
             continue
         raise AssertionError("expected a refusal")
 
@@ -259,11 +259,11 @@ def check_dspark_folds_only_plain_greedy_steps() -> None:
 
 
 def check_unmarked_batch_is_refused() -> None:
-    from sglang_exact.hooks import verify_sampling
+    from sglang_exact.hooks import base, verify_sampling
 
     info, _ = batch_info([make_request()])
     try:
         verify_sampling.serial_of(info)
-    except verify_sampling.UnsupportedAccept:
+    except base.Unsupported:
         return
     raise AssertionError("expected a refusal")

@@ -12,7 +12,7 @@ from attention_layer import attention_layer
 torch = pytest.importorskip("torch")
 
 from sglang_exact.hooks import attention_verify, decode_attention  # noqa: E402
-from sglang_exact.hooks.gdn_verify import UnsupportedVerify  # noqa: E402
+from sglang_exact.hooks.base import Unsupported  # noqa: E402
 
 BS, STEPS, HEADS, DIM = 2, 3, 2, 4
 
@@ -106,5 +106,5 @@ def test_what_cannot_have_decodes_bits_raises(
     of_call: dict[str, Any],
     word: str,
 ) -> None:
-    with pytest.raises(UnsupportedVerify, match=word):
+    with pytest.raises(Unsupported, match=word):
         run(monkeypatch, backend(**of_backend), layer(**of_layer), **of_call)

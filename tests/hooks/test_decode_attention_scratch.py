@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sglang_exact.hooks import decode_attention  # noqa: E402
+from sglang_exact.hooks.base import Unsupported  # noqa: E402
 
 
 def backend(graph_rows: int) -> Any:
@@ -56,10 +57,10 @@ def test_capture_never_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: buffers that are too small are an error while graphs are captured."""
 
     def capturing(rows: int) -> None:
-        raise decode_attention.UnsupportedVerify(str(rows))
+        raise Unsupported(str(rows))
 
     monkeypatch.setattr(decode_attention, "_refuse_in_capture", capturing)
     made = backend(4)
     decode_attention.scratch(made, 4, None)
-    with pytest.raises(decode_attention.UnsupportedVerify):
+    with pytest.raises(Unsupported):
         decode_attention.scratch(made, 5, None)

@@ -12,7 +12,7 @@ from attention_layer import attention_layer
 torch = pytest.importorskip("torch")
 
 from sglang_exact.hooks import prefill_attention as hook  # noqa: E402
-from sglang_exact.hooks.base import UnknownArgument  # noqa: E402
+from sglang_exact.hooks.base import UnknownArgument, Unsupported  # noqa: E402
 from sglang_exact_kernels import prefill_attention as module  # noqa: E402
 
 BS, HEADS, DIM, TOKENS = 2, 2, 16, 7
@@ -183,7 +183,7 @@ def test_layers_that_stay_with_the_host(
 def test_a_custom_mask_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     masked = backend()
     masked.forward_metadata.custom_mask = torch.ones(3)
-    with pytest.raises(hook.UnsupportedPrefill, match="custom mask"):
+    with pytest.raises(Unsupported, match="custom mask"):
         run(monkeypatch, masked, layer())
 
 

@@ -18,8 +18,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from sglang_exact.hooks import autotune  # noqa: E402
-from sglang_exact.hooks.prefill_grid import GRID  # noqa: E402
 from sglang_exact.host import source as host  # noqa: E402
+from sglang_exact.scope_families import FAMILIES  # noqa: E402
+
+GRID = FAMILIES[0].grid
 
 pytestmark = pytest.mark.host
 

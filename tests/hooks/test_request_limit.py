@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sglang_exact.hooks import request_limit
+from sglang_exact.hooks.base import of
 from sglang_exact.host import source as host
 from sglang_exact.scope_model import MAX_REQUESTS
 
@@ -24,7 +25,7 @@ def test_limit(hosts: int) -> None:
 @pytest.mark.parametrize("hooked", [False, True])
 def test_the_host_takes_more_when_nobody_says(hooked: bool) -> None:
     """Without the hook a roomy pool lets thousands in; decode attention ends at 256."""
-    tree: Any = ast.Module([host.definition(request_limit.HOOK.target)], [])
+    tree: Any = ast.Module([host.definition(of(request_limit)[0].target)], [])
     schedule = SimpleNamespace(max_running_requests=None, max_mamba_cache_size=4096)
     names: dict[str, Any] = {"get_schedule": lambda: schedule}
     exec(compile(tree, "host", "exec"), names)

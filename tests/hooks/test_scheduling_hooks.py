@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from sglang_exact.hooks import live_changes, prefill_grid, reservation, retraction
-from sglang_exact.hooks.base import DIRECT, Hook, effect_reasons
+from sglang_exact.hooks.base import DIRECT, Hook, Unsupported, of
+from sglang_exact.hooks.in_force import effect_reasons
+from sglang_exact.host import source
 from sglang_exact.reasons import Refused
 
 
@@ -32,6 +34,13 @@ class FinishAbort(SimpleNamespace):
 
 
 BLOCK = 4
+UPDATES = {
+    "live_changes": "UpdateWeightFromDiskReq",
+    "live_changes_ipc": "UpdateWeightsFromIPCReq",
+    "live_changes_session": "BeginWeightUpdateReq",
+}
+"""The hooks on new weights, and the host's message of each."""
+GRID = 64
 
 
 @pytest.fixture(autouse=True)
@@ -43,16 +52,14 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
         "sglang.srt.mem_cache.allocation_sizing": {
             "get_alloc_len_per_decode": lambda: BLOCK
         },
-        "sglang.srt.managers.io_struct": dict.fromkeys(
-            (
-                "UpdateWeightFromDiskReqOutput",
-                "UpdateWeightsFromIPCReqOutput",
-                "BeginWeightUpdateReqOutput",
+        "sglang.srt.managers.io_struct": {
+            name: type(name, (Output,), {})
+            for name in (
+                *(f"{update}Output" for update in UPDATES.values()),
                 "CheckWeightsReqOutput",
                 "SetInternalStateReqOutput",
-            ),
-            Output,
-        ),
+            )
+        },
     }
     for name, values in contents.items():
         parts = name.split(".")
@@ -80,6 +87,7 @@ def request(prompt: int = 100, new: int = 10, done: int = 0) -> Any:
 def adder(budget: int | None, running: list[Any] | None = None, size: int = 0) -> Any:
     return SimpleNamespace(
         rem_chunk_tokens=budget,
+        mamba_chunk_grid=GRID,
         chunked_req_limit=None,
         can_run_list=[],
         running_batch=SimpleNamespace(reqs=running or []),
@@ -114,14 +122,12 @@ def test_cut_off_the_grid_raises(end: int, good: bool) -> None:
     admitting.can_run_list.append(req)
 
     def check() -> None:
-        prefill_grid.add_one_req(
-            AddReqResult.CONTINUE, admitting, req, False, prefill_grid.GRID
-        )
+        prefill_grid.add_one_req(AddReqResult.CONTINUE, admitting, req, False, GRID)
 
     if good:
         check()
     else:
-        with pytest.raises(prefill_grid.OffGrid, match="cut at 65"):
+        with pytest.raises(Unsupported, match="cut at 65"):
             check()
 
 
@@ -136,7 +142,7 @@ def test_next_chunk_gets_at_least_the_grid() -> None:
     crowded.chunked_req_limit = 10
     prefill_grid.add_chunked_req(original, crowded, request(500, done=64))
     prefill_grid.add_chunked_req(original, free, request(500, done=64))
-    assert limits == [prefill_grid.GRID, None]
+    assert limits == [GRID, None]
 
 
 def admit(reserving: Any, req: Any) -> Any:
@@ -232,13 +238,18 @@ def test_pause(mode: str) -> None:
         assert asked == [mode]
 
 
-@pytest.mark.parametrize("name", ["disk", "ipc", "session"])
-def test_weights_stay_under_live_requests(name: str) -> None:
-    hook = {
-        "disk": live_changes.update_weights_from_disk,
-        "ipc": live_changes.update_weights_from_ipc,
-        "session": live_changes.begin_weight_update,
-    }[name]
+@pytest.mark.host
+@pytest.mark.parametrize("update", UPDATES.values())
+def test_every_update_has_its_answer(update: str) -> None:
+    for end in ("Input", "Output"):
+        definition = source.definition(f"sglang.srt.managers.io_struct.{update}{end}")
+        assert definition.name == f"{update}{end}"
+
+
+@pytest.mark.parametrize(("name", "update"), UPDATES.items())
+def test_weights_stay_under_live_requests(name: str, update: str) -> None:
+    (hook,) = (x.replacement for x in of(live_changes) if x.name == name)
+    asked = type(f"{update}Input", (), {})()
 
     def updater(live: list[Any], chunked: Any = None) -> Any:
         scheduler = SimpleNamespace(
@@ -247,7 +258,7 @@ def test_weights_stay_under_live_requests(name: str) -> None:
         return SimpleNamespace(scheduler=scheduler)
 
     def answer(target: Any) -> Any:
-        return hook(lambda self, recv_req: "updated", target, None)
+        return hook(lambda self, recv_req: "updated", target, asked)
 
     ended = request()
     ended.finished = lambda: True
@@ -255,6 +266,7 @@ def test_weights_stay_under_live_requests(name: str) -> None:
     assert answer(updater([ended])) == "updated"
     for target in (updater([request()]), updater([], chunked=request())):
         refused = answer(target)
+        assert type(refused).__name__ == f"{update}Output"
         assert refused.success is False
         assert "requests are live" in refused.message
 

@@ -15,7 +15,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from sglang_exact.hooks import small_m_gemm as hook  # noqa: E402
-from sglang_exact.hooks.base import UnknownArgument  # noqa: E402
+from sglang_exact.hooks.base import UnknownArgument, of  # noqa: E402
+from sglang_exact.selftest import deep_gemm, small_m  # noqa: E402
 
 N, K = 64, 128
 
@@ -35,12 +36,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append("tile")
         return rows(a, w)
 
-    def deep_gemm(a: Any, w: Any) -> Any:
+    def reference(a: Any, w: Any) -> Any:
         asked.append("deep_gemm")
         return rows(a, w)
 
     monkeypatch.setattr(small_m_gemm, "small_m_gemm", tile)
-    monkeypatch.setattr(hook, "_deep_gemm_rows", deep_gemm)
+    monkeypatch.setattr(deep_gemm, "rows", reference)
     monkeypatch.setattr(hook, "_enabled", hook.Enabled())
     return asked
 
@@ -118,34 +119,31 @@ def test_unknown_arguments_raise(calls: list[str]) -> None:
 def test_a_draft_adds_its_shapes_to_the_targets(calls: list[str]) -> None:
     hook.enable([(N, K)], 16)
     hook.enable([(2 * N, K)], 16)
-    assert hook.enabled().shapes == {(N, K), (2 * N, K)}
+    assert hook._enabled.shapes == {(N, K), (2 * N, K)}
     hook.enable([(N, K)], 0)
-    assert hook.enabled() == hook.Enabled()
+    assert hook._enabled == hook.Enabled()
 
 
 @pytest.mark.parametrize("limit", [-1, 65])
 def test_enable_refuses_a_limit(calls: list[str], limit: int) -> None:
     with pytest.raises(ValueError, match="expected 0 to 64"):
         hook.enable([(N, K)], limit)
-    assert hook.enabled() == hook.Enabled()
+    assert hook._enabled == hook.Enabled()
 
 
 def test_self_test_passes_and_covers_every_m(calls: list[str]) -> None:
-    shapes = [(N, K), (N, K), (32, 64)]
-    assert hook.self_test(shapes, torch.device("cpu"), limit=16) == []
-    assert calls.count("tile") == 2 * len(hook.SELF_TEST_M)
-    assert calls.count("deep_gemm") == 2 * len(hook.DEEP_GEMM_M)
+    weights = {shape: torch.randn(shape).bfloat16() for shape in [(N, K), (32, 64)]}
+    assert small_m.run(weights, torch.device("cpu"), limit=16) == []
+    assert calls.count("tile") == 2 * len(small_m.TILE_M)
+    assert calls.count("deep_gemm") == 2 * len(small_m.DEEP_GEMM_M)
     calls.clear()
-    hook.self_test(shapes, torch.device("cpu"), limit=4)
+    small_m.run(weights, torch.device("cpu"), limit=4)
     assert calls.count("tile") == 2 * 4
-    assert hook.self_test(shapes, torch.device("cpu"), limit=0) == []
 
 
 def test_self_test_uses_the_weight_in_use(calls: list[str]) -> None:
     bad = torch.full((N, K), float("nan")).bfloat16()
-    found = hook.self_test(
-        [(N, K)], torch.device("cpu"), limit=16, weights={(N, K): bad}
-    )
+    found = small_m.run({(N, K): bad}, torch.device("cpu"), limit=16)
     assert found == []  # equal NaNs have equal bits
 
 
@@ -164,8 +162,9 @@ def test_negative_control_one_flipped_bit_is_a_reason(
     if who == "tile":
         monkeypatch.setattr(small_m_gemm, "small_m_gemm", flipped)
     else:
-        monkeypatch.setattr(hook, "_deep_gemm_rows", flipped)
-    (reason,) = hook.self_test([(N, K)], torch.device("cpu"), limit=16)
+        monkeypatch.setattr(deep_gemm, "rows", flipped)
+    weights = {(N, K): torch.randn(N, K).bfloat16()}
+    (reason,) = small_m.run(weights, torch.device("cpu"), limit=16)
     assert "1 of" in reason.found
     assert ("tile, M = 3" if who == "tile" else "DeepGEMM, M = 17") in reason.found
     assert "SMALL_M_TRITON=0" in reason.fix
@@ -175,7 +174,7 @@ def test_negative_control_one_flipped_bit_is_a_reason(
 def test_parameters_are_the_hosts() -> None:
     spec = importlib.util.find_spec("sglang")
     assert spec is not None and spec.origin is not None
-    module, _, name = hook.HOOK.target.rpartition(".")
+    module, _, name = of(hook)[0].target.rpartition(".")
     path = Path(spec.origin).parent.joinpath(*module.split(".")[1:])
     tree = ast.parse(path.with_suffix(".py").read_text())
     theirs = {x.name: x for x in tree.body if isinstance(x, ast.FunctionDef)}[name]

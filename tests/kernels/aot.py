@@ -22,7 +22,7 @@ _BIN = os.path.join(os.path.dirname(nvidia_backend.__file__), "bin")
 
 def compile_kernel(
     kernel: Any,
-    signature: dict[str, str],
+    signature: dict[str, str | tuple[str, ...]],
     constants: dict[str, Any],
     capability: int,
     num_warps: int,
@@ -32,15 +32,17 @@ def compile_kernel(
 ) -> Any:
     """Triton's compiled kernel for `capability`; pointers are 16-byte aligned.
 
+    multiples_of_16: numbers, and tuples of which all numbers are.
     source_class: GluonASTSource for kernels in Gluon.
     """
     names = list(kernel.arg_names)
     full = {name: signature.get(name, "constexpr") for name in names}
-    aligned = {n for n, kind in signature.items() if kind.startswith("*")}
-    attrs = {
-        (names.index(name),): [["tt.divisibility", 16]]
-        for name in aligned | set(multiples_of_16)
-    }
+    aligned = {n for n, kind in signature.items() if kind[0] == "*"}
+    paths = []
+    for name in aligned | set(multiples_of_16):
+        at, kind = names.index(name), signature[name]
+        paths += [(at, i) for i in range(len(kind))] if type(kind) is tuple else [(at,)]
+    attrs = {path: [["tt.divisibility", 16]] for path in paths}
     source = source_class(
         fn=kernel,
         signature=full,

@@ -16,13 +16,7 @@ import triton
 from sglang_exact_kernels import decode_attention as attention
 
 SHAPES = {"27b": (4, 6, 256), "gqa128": (8, 4, 128), "mha64": (16, 1, 64)}
-STRIDES = tuple(
-    f"stride_{name}"
-    for name in (
-        *("q_row", "q_head", "k_slot", "k_head", "v_slot", "v_head"),
-        *("acc_row", "acc_head", "stat_row", "stat_head"),
-    )
-)
+STRIDES = tuple(f"stride_{name}" for name in ("q", "k", "v", "acc", "stat"))
 
 
 def attend(
@@ -41,7 +35,8 @@ def attend(
             **dict.fromkeys(("kv_indices", "out_cache_loc"), "*i64"),
             **dict.fromkeys(("part_acc", "part_stat"), "*fp32"),
             "qk_scale": "fp32",
-            **dict.fromkeys(("bs", "T", "tail", *STRIDES), "i32"),
+            **dict.fromkeys(("bs", "T", "tail"), "i32"),
+            **dict.fromkeys(STRIDES, ("i32", "i32")),
         },
         {
             "HKV": kv_heads,
@@ -53,12 +48,12 @@ def attend(
             "BLOCK_D": triton.next_power_of_2(dim),
             "BLOCK_DV": triton.next_power_of_2(dim),
             "MAX_BS": attention._MAX_BS,
-            **attention._TIERS,
+            "TIERS": attention._TIERS,
         },
         capability,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        multiples_of_16=STRIDES[:-2],
+        multiples_of_16=STRIDES[:-1],
     )
 
 

@@ -22,13 +22,7 @@ from sglang_exact_kernels import prefill_attention as prefill
 from sglang_exact_kernels import prefill_attention_sm90 as sm90
 
 SHAPES = {"27b": (6, 256), "gqa128": (4, 128), "mha64": (1, 64)}
-STRIDES = tuple(
-    f"stride_{name}"
-    for name in (
-        *("q_row", "q_head", "k_slot", "k_head"),
-        *("v_slot", "v_head", "out_row", "out_head"),
-    )
-)
+STRIDES = tuple(f"stride_{name}" for name in ("q", "k", "v", "out"))
 
 
 def compiled(capability: int, shape: str, sass: bool) -> Any:
@@ -43,7 +37,8 @@ def compiled(capability: int, shape: str, sass: bool) -> Any:
             **dict.fromkeys(("qo_indptr", "kv_indptr"), "*i32"),
             **dict.fromkeys(("kv_indices", "out_cache_loc"), "*i64"),
             "qk_scale": "fp32",
-            **dict.fromkeys(("blocks", *STRIDES), "i32"),
+            "blocks": "i32",
+            **dict.fromkeys(STRIDES, ("i32", "i32")),
         },
         {
             "GROUP": group,
@@ -64,7 +59,7 @@ def compiled(capability: int, shape: str, sass: bool) -> Any:
 def compiled_dense(capability: int, shape: str, sass: bool) -> Any:
     group, dim = SHAPES[shape]
     tile = prefill._DENSE_TILES[capability]
-    strides = (*STRIDES[:2], *STRIDES[-2:])
+    strides = (STRIDES[0], STRIDES[-1])
     compile_kernel = aot.compile_sass if sass else aot.compile_kernel
     return compile_kernel(
         prefill.dense_kernel,
@@ -75,7 +70,8 @@ def compiled_dense(capability: int, shape: str, sass: bool) -> Any:
             ),
             **dict.fromkeys(("qo_indptr", "kv_indptr"), "*i32"),
             "qk_scale": "fp32",
-            **dict.fromkeys(("blocks", "rows", *strides), "i32"),
+            **dict.fromkeys(("blocks", "rows"), "i32"),
+            **dict.fromkeys(strides, ("i32", "i32")),
         },
         {
             "GROUP": group,
@@ -93,28 +89,29 @@ def compiled_dense(capability: int, shape: str, sass: bool) -> Any:
 
 def compiled_sm90(sass: bool) -> Any:
     group, dim = SHAPES["27b"]
-    strides = (*STRIDES[:2], *STRIDES[-2:])
-    box = f"tensordesc<bf16[{sm90.BLOCK_N},{dim}],{sm90._shared_layout()!r}>"
+    strides = (STRIDES[0], STRIDES[-1])
+    sizes = dict(sm90.LAUNCH)
+    warps = sizes.pop("num_warps")
+    box = f"tensordesc<bf16[{sizes['BLOCK_N']},{dim}],{sm90.SHARED!r}>"
     compile_kernel = aot.compile_sass if sass else aot.compile_kernel
     return compile_kernel(
-        sm90._kernel,
+        sm90.kernel,
         {
             **dict.fromkeys(("q", "out"), "*bf16"),
             **dict.fromkeys(("k_desc", "v_desc"), box),
             **dict.fromkeys(("qo_indptr", "kv_indptr"), "*i32"),
             "scale": "fp32",
-            **dict.fromkeys(("blocks", "rows", *strides), "i32"),
+            **dict.fromkeys(("blocks", "rows"), "i32"),
+            **dict.fromkeys(strides, ("i32", "i32")),
         },
         {
             "GROUP": group,
             "D": dim,
             "PAD_ROWS": prefill.PAD,
-            "BLOCK_M": sm90._BLOCK_M,
-            "BLOCK_N": sm90.BLOCK_N,
-            "STAGES": sm90._STAGES,
+            **sizes,
         },
         90,
-        num_warps=4,
+        num_warps=warps,
         num_stages=1,
         multiples_of_16=strides,
         source_class=GluonASTSource,
@@ -171,7 +168,7 @@ def main() -> None:
         "unguarded_control": unguarded_arrivals(
             specialised.asm["ptx"].replace("bar.sync", "")
         ),
-        "same_keys": prefill._TILES[90].block_n == sm90.BLOCK_N,
+        "same_keys": prefill._TILES[90].block_n == sm90.LAUNCH["BLOCK_N"],
     }
     sys.stdout.write(json.dumps(found) + "\n")
 

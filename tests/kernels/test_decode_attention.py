@@ -132,16 +132,7 @@ def make_case(
 @pytest.fixture
 def short_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiers small enough that a few hundred keys cross every edge."""
-    tiers = {"END_0": 128, "KEYS_0": 64, "END_1": 384, "KEYS_1": 128, "KEYS_2": 256}
-    for name, value in (
-        ("_TIER_0", (128, 64)),
-        ("_TIER_1", (384, 128)),
-        ("_TIER_2_KEYS", 256),
-        ("_N0", 2),
-        ("_N1", 4),
-        ("_TIERS", tiers),
-    ):
-        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(module, "_TIERS", module.Tiers(128, 64, 384, 128, 256))
 
 
 def _split_edges() -> list[int]:
@@ -252,9 +243,8 @@ def test_row_subset_invariance_can_fail(
 
     def cut_by_batch(rows: Any) -> torch.Tensor:
         keys = 64 if len(list(rows)) == 2 else 128
-        monkeypatch.setattr(
-            module, "_TIERS", {**module._TIERS, "END_0": 128, "KEYS_0": keys}
-        )
+        tiers = module._TIERS._replace(end_0=128, keys_0=keys)
+        monkeypatch.setattr(module, "_TIERS", tiers)
         return case.verify(list(rows))
 
     with pytest.raises(AssertionError, match="elements differ in bits"):
@@ -323,7 +313,7 @@ def test_decode_attention_repeats(device: torch.device) -> None:
 
 def test_decode_attention_refuses(device: torch.device) -> None:
     case = make_case(SMALL, [10], 2, device, seed=11)
-    with pytest.raises(ValueError, match="expected T = 1"):
+    with pytest.raises(ValueError, match="out_cache_loc .decode.: found 2"):
         case._run(case.q.flatten(0, 1).contiguous(), case.prefixes, num_draft_tokens=2)
     with pytest.raises(ValueError, match="quantised caches are not covered"):
         case._replace(k_buffer=case.k_buffer.float()).verify()

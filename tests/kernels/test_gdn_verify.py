@@ -161,8 +161,8 @@ def test_gdn_verify_refuses_before_any_launch(device: torch.device) -> None:
             intermediate_states=inter[:, :2], intermediate_indices=rows
         )
     text = str(refusal.value)
-    assert "ssm_states: found torch.bfloat16" in text
-    assert "found 2 steps, expected at least 4" in text
+    assert "ssm_states dtype: found torch.bfloat16" in text
+    assert "intermediate_states steps: found 2, expected at least 4" in text
     assert bool(inter.isnan().all())
     with pytest.raises(ValueError, match="mixed_qkv shape"):
         case.verify(num_draft_tokens=2)
@@ -173,7 +173,7 @@ def test_gdn_verify_refuses_before_any_launch(device: torch.device) -> None:
     with pytest.raises(ValueError, match="ssm_states: found base"):
         flat = torch.zeros(case.ssm_states.numel() + 1, device=device)
         case._replace(ssm_states=flat[1:].view_as(case.ssm_states)).verify()
-    with pytest.raises(ValueError, match="mixed_qkv: found torch.float64"):
+    with pytest.raises(ValueError, match="mixed_qkv dtype: found torch.float64"):
         case._replace(mixed_qkv=case.mixed_qkv.double()).verify()
 
 

@@ -164,13 +164,19 @@ def test_prefill_attention_refuses(device: torch.device) -> None:
         "sm_scale": 1.0,
     }
     for change, text in (
-        ({"max_extend_len": 11}, "max_extend_len 11"),
+        (
+            {"max_extend_len": 11},
+            "max_extend_len, .*: found 11, expected at least 1 and at most 10",
+        ),
         ({"sm_scale": 0.0}, "expected a positive number"),
-        ({"out_cache_loc": case.slots[0][:9]}, "found 9 slots"),
+        ({"out_cache_loc": case.slots[0][:9]}, "slots: found 9, expected at least 10"),
         ({"qo_indptr": starts.long()}, "qo_indptr dtype"),
         ({"kv_indptr": starts[:1]}, "kv_indptr entries"),
         ({"dense": dense[:, :, 1:]}, "dense contiguous"),
-        ({"dense": dense[:, :, 1:].contiguous()}, "dense: found .* 73, "),
+        (
+            {"dense": dense[:, :, 1:].contiguous()},
+            "found 73, expected at least 74 and ",
+        ),
         ({"dense": dense.float()}, "dense dtype"),
     ):
         with pytest.raises(ValueError, match=text):

@@ -13,14 +13,14 @@ import triton
 import triton.language as tl
 
 from sglang_exact_kernels import arch, tiles
+from sglang_exact_kernels.reference import (
+    small_m_gemm_exact,
+    small_m_gemm_reference,
+)
 from sglang_exact_kernels.small_m_gemm import (
     MAX_M,
     small_m_gemm,
     unsupported_reasons,
-)
-from sglang_exact_kernels.small_m_reference import (
-    small_m_gemm_exact,
-    small_m_gemm_reference,
 )
 from sglang_exact_kernels.tiles import Tile, small_m_tile
 

@@ -22,6 +22,8 @@ from launching import (
     write_config,
 )
 
+from sglang_exact.host import VERSION
+
 pytestmark = pytest.mark.host
 
 # Away from the rehearsal its torch for the CPU would be refused before all else.
@@ -112,7 +114,7 @@ def test_changed_host(
     assert outcome.status == 3
     assert "'_wait_for_scheduler_ready' is not defined in engine.py" in text
     assert "ServerArgs.check_server_args has source" in text
-    assert "sglang==0.5.23" in text
+    assert f"sglang=={VERSION}" in text
 
 
 def test_missing_target_on_an_unpinned_host(tmp_path: Path, tiny_models: Path) -> None:

@@ -54,7 +54,9 @@ for name, (words, variables) in cases.items():
 print("ANSWER " + json.dumps(found))
 """
 
-PREFILL, DECODE = '{"prefill": {"backend": "full"}}', '{"decode": {"backend": "%s"}}'
+PREFILL, DECODE = '{"prefill": {"backend": "%s"}}', '{"decode": {"backend": "%s"}}'
+BUCKETS = '{"prefill": {"backend": "breakable", "bs": [9000000]}}'
+BREAKABLE = ["--cuda-graph-backend-prefill", "breakable"]
 EXPERTS = '{"model_type": "qwen3_5_moe_text", "num_experts": 4}'
 QUANTIZED = '{"quantization_config": {"quant_method": "fp8"}}'
 LONG = '{"max_position_embeddings": 9000000}'
@@ -62,12 +64,31 @@ LONG = '{"max_position_embeddings": 9000000}'
 CASES: dict[str, tuple[list[str], dict[str, str], str]] = {
     "plain": ([], {}, ""),
     "prefill full": (["--cuda-graph-backend-prefill", "full"], {}, "prefill graphs"),
-    "prefill breakable": (
-        ["--cuda-graph-backend-prefill", "breakable"],
+    "prefill breakable": (BREAKABLE, {}, ""),
+    "prefill breakable json": (["--cuda-graph-config", PREFILL % "breakable"], {}, ""),
+    "prefill json": (
+        ["--cuda-graph-config", PREFILL % "full"],
         {},
-        "prefill graphs breakable",
+        "prefill graphs full",
     ),
-    "prefill json": (["--cuda-graph-config", PREFILL], {}, "prefill graphs full"),
+    # The host: what is written in JSON counts more than a flag.
+    "prefill json over a flag": (
+        [*BREAKABLE, "--cuda-graph-config", PREFILL % "full"],
+        {},
+        "prefill graphs full",
+    ),
+    "prefill sizes": ([*BREAKABLE, "--cuda-graph-max-bs-prefill", "64"], {}, ""),
+    "prefill buckets": (
+        ["--cuda-graph-config", BUCKETS],
+        {},
+        "prefill graphs of up to 9000000",
+    ),
+    "prefill context": (
+        [*BREAKABLE, "--cuda-graph-prefill-max-context", "512"],
+        {},
+        "prefill graphs of contexts up to 512",
+    ),
+    "no prefill graphs": (["--disable-prefill-cuda-graph"], {}, ""),
     "prefill off": (["--cuda-graph-backend-prefill", "disabled"], {}, ""),
     "decode json": (
         ["--cuda-graph-config", DECODE % "breakable"],

@@ -21,7 +21,8 @@ import json, sys
 from sglang.srt import plugins
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang_exact import hooks
-from sglang_exact.hooks.base import DIRECT, resolve
+from sglang_exact.hooks.base import DIRECT
+from sglang_exact.hooks.in_force import resolve
 
 def look():
     found = {}

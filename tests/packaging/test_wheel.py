@@ -14,6 +14,7 @@ import pytest
 from release_build import Release
 
 from sglang_exact import __version__
+from sglang_exact.host import VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,7 +55,7 @@ def test_dependencies(wheel: zipfile.ZipFile) -> None:
     for name in ("torch", "sglang", "triton", "numpy", "transformers"):
         assert not any(r.lower().startswith(name) for r in base), base
     pins = [r for r in required if r.startswith("sglang")]
-    assert [r.replace(" ", "") for r in pins] == ['sglang==0.5.23;extra=="sglang"']
+    assert [r.replace(" ", "") for r in pins] == [f'sglang=={VERSION};extra=="sglang"']
     assert found["Requires-Python"] == ">=3.11"
     assert found["License-Expression"] == "Apache-2.0"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sglang_exact import scope
+from sglang_exact.hooks.base import of
 from sglang_exact.hooks.testing import oracle
 from sglang_exact.rehearsal import drafters, models
 from sglang_exact.rehearsal.drafters import DRAFT_KINDS, DRAFTERS, NONE, Drafter
@@ -35,7 +36,7 @@ def test_it_is_started(one: Drafter) -> None:
 @every
 def test_it_is_drawn_and_proved(one: Drafter) -> None:
     """By hooks of the oracle, by an arm of each proof, under a title of its own."""
-    known = {hook.name.removeprefix("test_oracle_") for hook in oracle.HOOKS}
+    known = {hook.name.removeprefix("test_oracle_") for hook in of(oracle)}
     assert one.oracle and set(one.oracle) <= known
     for table in (arms.ARMS, verifier_arms.ARMS):
         drawn = [a for a in table if a.drafter == one.name and a.equal and a.drawn]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from sglang_exact.bench.cost_model import model as cost_model
+from sglang_exact.hooks.base import of
 from sglang_exact.hooks.testing import oracle as subject
 from tools.proof import speed_stages as bench_stages
 
@@ -233,7 +234,7 @@ CHANGES = {"dspark": _dspark, "dflash": _dflash, "ngram": _ngram, "eagle": _eagl
 
 
 @pytest.mark.parametrize(
-    "name", [hook.name.removeprefix("test_oracle_") for hook in subject.HOOKS]
+    "name", [hook.name.removeprefix("test_oracle_") for hook in of(subject)]
 )
 def test_a_drafter_keeps_its_shape(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

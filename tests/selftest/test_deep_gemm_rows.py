@@ -11,7 +11,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_exact.hooks import small_m_gemm  # noqa: E402
 from sglang_exact.selftest import deep_gemm as selftest  # noqa: E402
 
 SERVED = (17, 64, 384, 768)
@@ -38,8 +37,14 @@ def test_served_rows(
         speculative_num_draft_tokens=tokens,
         chunked_prefill_size=8192,
         max_prefill_tokens=16384,
+        cuda_graph_config=SimpleNamespace(
+            prefill=SimpleNamespace(backend="disabled", bs=[4, 512])
+        ),
     )
     assert selftest.served_rows(cfg, SimpleNamespace(context_len=4096)) == want
+    cfg.cuda_graph_config.prefill.backend = "breakable"
+    with_graphs = selftest.served_rows(cfg, SimpleNamespace(context_len=4096))
+    assert with_graphs == tuple(sorted({*want, 4, 512}))
     cfg.chunked_prefill_size = -1
     assert selftest.served_rows(cfg, SimpleNamespace(context_len=4096))[-1] == 16384
 
@@ -64,7 +69,7 @@ def rows(limit: int) -> Callable[..., Any]:
 def test_other_rows_are_named(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     """Another split from some M on is found there and at no smaller M."""
     gemm = rows(limit)
-    monkeypatch.setattr(small_m_gemm, "_deep_gemm_rows", gemm)
+    monkeypatch.setattr(selftest, "rows", gemm)
     torch.manual_seed(0)
     found = {(48, 256): torch.randn(48, 256).bfloat16()}
     reasons = selftest.run(found, SERVED, CPU)
@@ -81,7 +86,7 @@ def test_the_head_is_asked_for_no_more_than_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gemm = rows(10**9)
-    monkeypatch.setattr(small_m_gemm, "_deep_gemm_rows", gemm)
+    monkeypatch.setattr(selftest, "rows", gemm)
     monkeypatch.setattr(selftest, "LARGEST_OUTPUT", 48 * 100)
     found = {(48, 256): torch.randn(48, 256).bfloat16()}
     assert selftest.run(found, SERVED, CPU) == []

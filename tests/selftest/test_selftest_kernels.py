@@ -42,7 +42,7 @@ def test_attention_rows_equal_single_rows() -> None:
 
 def test_attention_rows_cross_into_the_long_splits() -> None:
     longest = max(selftest_attention.GPU_PREFIX_LENGTHS)
-    edge = decode_attention._TIER_1[0]
+    edge = decode_attention._TIERS.end_1
     assert longest < edge < longest + 8
     assert selftest_attention.compare(2, 1, 32, 8, 1, "cpu", (1, longest)) == []
 

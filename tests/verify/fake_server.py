@@ -18,6 +18,8 @@ from typing import Any
 
 from aiohttp import web
 
+from sglang_exact.host import VERSION
+
 VOCAB = 512
 TOP = 5
 EOS = 7
@@ -132,7 +134,7 @@ class FakeServer:
         if "no-info" in self.lies.kinds:
             return web.Response(status=404)
         body = {
-            "version": "0.5.23",
+            "version": VERSION,
             "model_path": "fake-model",
             "dtype": "bfloat16",
             "tp_size": 1,

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 
 from sglang_exact import settings  # noqa: E402
 from sglang_exact.hooks import attention_verify, decode_attention  # noqa: E402
-from sglang_exact.hooks.gdn_verify import UnsupportedVerify  # noqa: E402
+from sglang_exact.hooks.base import Unsupported  # noqa: E402
 from tools.proof import options, verifier  # noqa: E402
 from tools.proof import verifier_arms as verify_arms  # noqa: E402
 
@@ -54,13 +54,13 @@ def test_the_refusal_is_what_the_hook_says(monkeypatch: pytest.MonkeyPatch) -> N
         xai_temperature_len=0, sliding_window_size=None, k_scale=None, v_scale=None
     )
     backend = SimpleNamespace(page_size=1, topk=1)
-    with pytest.raises(UnsupportedVerify) as refused:
+    with pytest.raises(Unsupported) as refused:
         attention_verify._check_layer(backend, layer, True, 0.0, None, None)
     assert arm.refusal in str(refused.value)
     # Control: another reason of the same check, with the hook in force.
     monkeypatch.setattr(decode_attention, "is_own", lambda _: True)
     backend.page_size = 16
-    with pytest.raises(UnsupportedVerify) as refused:
+    with pytest.raises(Unsupported) as refused:
         attention_verify._check_layer(backend, layer, True, 0.0, None, None)
     assert arm.refusal not in str(refused.value)
 

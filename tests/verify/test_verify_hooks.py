@@ -117,14 +117,15 @@ def test_indispensable_hook_cannot_be_switched_off(name: str) -> None:
 def test_reasons_of_what_a_cpu_cannot_show() -> None:
     """Graphs are off, one rank serves, and no tile cuts a head."""
     from sglang_exact.hooks import autotune
-    from sglang_exact.hooks.base import resolve
+    from sglang_exact.hooks.base import of
+    from sglang_exact.hooks.in_force import resolve
     from sglang_exact.rehearsal import models
     from sglang_exact.rehearsal.server import CPU_FLAGS
 
     place = CPU_FLAGS.index("--cuda-graph-backend-decode")
     assert CPU_FLAGS[place + 1] == "disabled"
     assert "--tp-size" not in CPU_FLAGS
-    tuner = autotune._autotuner(resolve(autotune.HOOK.target))
+    tuner = autotune._autotuner(resolve(of(autotune)[0].target))
     smallest = min(config.kwargs["BK"] for config in tuner.configs)
     assert models._TINY["linear_key_head_dim"] <= smallest
 

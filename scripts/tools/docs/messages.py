@@ -29,6 +29,7 @@ SECTIONS = {
         "sglang_exact/settings",
         "sglang_exact/hooks/__init__",
         "sglang_exact/hooks/base",
+        "sglang_exact/hooks/in_force",
         "sglang_exact/hooks/autotune",
     ),
     "messages-setup": (

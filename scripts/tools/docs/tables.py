@@ -69,7 +69,7 @@ def _values(allowed: Sequence[object]) -> str:
 
 def scope_tables() -> dict[str, str]:
     """What is filled in and what is refused at start-up."""
-    from sglang_exact import scope, scope_arguments, variables
+    from sglang_exact import scope, scope_arguments, scope_families, variables
 
     why = getattr(scope, "WHY", {})
     arguments = {
@@ -92,7 +92,12 @@ def scope_tables() -> dict[str, str]:
     for name, reason in scope_arguments.LEFT_ALONE.items():
         left.setdefault(reason, []).append(_flag(name))
     known = variables.tables()
+    families = [
+        (f.title, ", ".join(f"`{name}`" for name in f.architectures), str(f.grid))
+        for f in scope_families.FAMILIES
+    ]
     return {
+        "families": table(("models", "architectures", "prompts cut at"), families),
         **arguments,
         "arguments-left-alone": table(
             ("flags", "why"),

@@ -23,21 +23,12 @@ import triton
 
 from sglang_exact_kernels import arch
 from sglang_exact_kernels import decode_attention as attention
+from sglang_exact_kernels.decode_attention import Tiers
 from sglang_exact_kernels.invariance import different_elements
 from tools import SCRIPTS
 from tools.kernels import decode as bench_decode
 from tools.kernels import model
 from tools.kernels.timing import Budget, show, time_us
-
-
-class Tiers(NamedTuple):
-    """Keys per split below end_0, below end_1 and above."""
-
-    end_0: int
-    keys_0: int
-    end_1: int
-    keys_1: int
-    keys_2: int
 
 
 class Candidate(NamedTuple):
@@ -79,7 +70,7 @@ CANDIDATES = {
 def candidates() -> list[Candidate]:
     """Those of this GPU; what is served comes first, if it is not among them."""
     key = arch.capability(torch.device(model.DEVICE)) or 90
-    served = Candidate(attention._TILES[key], Tiers(*attention._TIERS.values()))
+    served = Candidate(attention._TILES[key], attention._TIERS)
     found = CANDIDATES[key]
     return found if served in found else [served, *found]
 
@@ -87,26 +78,13 @@ def candidates() -> list[Candidate]:
 @contextlib.contextmanager
 def tried(candidate: Candidate) -> Iterator[None]:
     """The kernel's tables with this candidate in them."""
-    names = ("_TILES", "_TIERS", "_TIER_0", "_TIER_1", "_TIER_2_KEYS", "_N0", "_N1")
-    kept = {name: getattr(attention, name) for name in names}
-    end_0, keys_0, end_1, keys_1, keys_2 = candidate.tiers
-    n0 = end_0 // keys_0
-    values = (
-        dict.fromkeys(attention._TILES, candidate.tile),
-        dict(zip(attention._TIERS, candidate.tiers, strict=True)),
-        (end_0, keys_0),
-        (end_1, keys_1),
-        keys_2,
-        n0,
-        n0 + (end_1 - end_0) // keys_1,
-    )
+    kept = attention._TILES, attention._TIERS
+    tiles = dict.fromkeys(attention._TILES, candidate.tile)
+    attention._TILES, attention._TIERS = tiles, candidate.tiers
     try:
-        for name, value in zip(names, values, strict=True):
-            setattr(attention, name, value)
         yield
     finally:
-        for name, value in kept.items():
-            setattr(attention, name, value)
+        attention._TILES, attention._TIERS = kept
 
 
 def compile_all(workers: int) -> None:

@@ -84,7 +84,7 @@ def _package(site: Path) -> Path:
 
 
 def _described(checkout: Path) -> str | None:
-    """Version of a checkout, from its tags: 0.5.23, or 0.5.23-12-gabc0123."""
+    """Version of a checkout, from its tags: 1.2.3, or 1.2.3-12-gabc0123."""
     try:
         ran = subprocess.run(
             ["git", "-C", str(checkout), "describe", "--tags", "--match", "v[0-9]*"],

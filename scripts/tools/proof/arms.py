@@ -17,6 +17,12 @@ from sglang_exact.rehearsal.drafters import DRAFT_KINDS, DRAFTERS, draft_flags
 VOCAB = 248320
 PROMPT_LENGTHS = (37, 128, 255, 256, 257, 300, 511, 700, 1023, 1500, 64, 2049)
 """Around tile, split and chunk edges."""
+SHORT_LENGTHS = (
+    3, 5, 9, 16, 17, 20, 24, 28, 31, 32, 33, 48,
+    63, 64, 65, 100, 129, 200, 255, 300, 400, 511, 513, 700,
+)  # fmt: skip
+"""Into every kind of prefill graph: much padding, little, none, and past the last."""
+EAGER = ("--disable-prefill-cuda-graph",)
 CARD_RATE = 0.887
 """Keeps 5.46 of 8 tokens a verify: (1 - p**8) / (1 - p), the DFlash2 card's length."""
 OLD_NGRAM = "ngram_chain,verify_chain_ngram"
@@ -111,6 +117,9 @@ _DFLASH8 = (
 )
 _AT_MANY_WIDTHS = ("dflash", "dflash2")
 """Drafters with arms of their own; every other one has one arm."""
+_SHORT = tuple(
+    Phase(text=text, concurrency=n) for text in ("short", "penalties") for n in (8, 1)
+)
 _REPEATED = tuple(Phase(text=text) for text in ("repeated", "few"))
 ARMS = (
     Arm(
@@ -166,6 +175,31 @@ ARMS = (
             for one in _REPEATED
             for turn in (one._replace(first=True), one._replace(prompts=48))
         ),
+    ),
+    Arm(
+        "prefill-eager",
+        "plain decode of short prompts without prefill graphs",
+        phases=_SHORT,
+        records=("short", "penalties"),
+        requests=24,
+        flags=EAGER,
+    ),
+    *(
+        Arm(
+            f"prefill-graphs{more}",
+            f"{title} of short prompts with prefill graphs",
+            drafter,
+            phases=tuple(
+                one._replace(concurrency=24) if one.concurrency > 1 else one
+                for one in _SHORT
+            ),
+            requests=24,
+        )
+        for more, title, drafter in (
+            ("", "plain decode", None),
+            ("-dflash", "DFLASH, 8 draft tokens,", "dflash"),
+            ("-mtp", "MTP, 8 draft tokens,", "mtp"),
+        )
     ),
     Arm(
         "stock",
@@ -231,13 +265,15 @@ WIDTHS = tuple(
 BY_NAME |= {arm.name: arm for arm in WIDTHS}
 
 
-def make_prompts(count: int, vocab: int) -> list[list[int]]:
+def make_prompts(
+    count: int, vocab: int, lengths: Sequence[int] = PROMPT_LENGTHS
+) -> list[list[int]]:
     """Seeded prompts whose lengths sit around tile and split edges."""
     rng = random.Random(20261129)
     return [
         [
             rng.randrange(1000, vocab - 1000)
-            for _ in range(PROMPT_LENGTHS[i % len(PROMPT_LENGTHS)] + i // 12)
+            for _ in range(lengths[i % len(lengths)] + i // len(lengths))
         ]
         for i in range(count)
     ]
@@ -281,10 +317,15 @@ class Text(NamedTuple):
 
 
 def texts(count: int, vocab: int) -> dict[str, Text]:
-    """What phases ask, by name: random, repeated, and repeated with few tokens."""
+    """What phases ask, by name: random, repeated, and repeated with few tokens; short
+    ones, and short ones with penalties."""
     repeated = make_repeated_prompts(count, vocab)
+    short = make_prompts(count, vocab, SHORT_LENGTHS)
+    penalties = {"frequency_penalty": 0.5, "repetition_penalty": 1.1}
     return {
         "random": Text(make_prompts(count, vocab), {}),
+        "short": Text(short, {}),
+        "penalties": Text(short, penalties),
         "repeated": Text(repeated, {}),
         "few": Text(repeated, few_tokens(vocab)),
     }
@@ -314,13 +355,14 @@ def server_flags(arm: Arm, models_dir: Path, sizes: Sizes) -> list[str]:
     requests = str(arm.requests or REQUESTS)
     flags = [
         "--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16",
-        "--disable-prefill-cuda-graph",
         "--max-running-requests", requests,
         "--cuda-graph-max-bs-decode", requests,
         "--chunked-prefill-size", "8192", "--context-length", str(sizes.context),
         "--mem-fraction-static", str(sizes.mem_fraction), "--skip-server-warmup",
         "--disable-radix-cache",
     ]  # fmt: skip
+    if arm.mode == "stock":
+        flags += EAGER
     if arm.drafter or arm.deterministic:
         # The host's default without a drafter stays what it is.
         flags += ["--attention-backend", "triton"]

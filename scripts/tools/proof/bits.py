@@ -166,7 +166,7 @@ class Proof(matrix.Matrix):
         if found is None and not free:
             raise RuntimeError(
                 f"found no plain answers to the {text} prompts in --state; run arm "
-                + ("plain" if text == "random" else "plain-repeated")
+                + next(one.name for one in proof_arms.ARMS if text in one.records)
             )
         return found
 
@@ -183,7 +183,10 @@ class Proof(matrix.Matrix):
             self.models / f"target-{self.sizes.layers}",
             plan=plan,
             log=self.state / f"{self.args.name}-{arm.name}.log",
-            flags=proof_arms.server_flags(arm, self.models, self.sizes),
+            flags=[
+                *proof_arms.server_flags(arm, self.models, self.sizes),
+                *arm.flags,
+            ],
             gpus=gpus,
             start_timeout_s=self.args.start_timeout,
         )

@@ -81,7 +81,7 @@ def gpu_setup(work: Path, layers: int, new_tokens: int) -> Setup:
     draft = models.make_27b_draft(work / "dflash", "dflash", layers, block_size=TOKENS)
     flags = (
         "--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16",
-        "--attention-backend", "triton", "--disable-prefill-cuda-graph",
+        "--attention-backend", "triton",
         "--max-running-requests", "8", "--cuda-graph-max-bs-decode", "8",
         "--context-length", "8192", "--mem-fraction-static", "0.85",
         "--max-total-tokens", "65536", "--skip-server-warmup",

@@ -113,6 +113,25 @@ def verifier(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def prefill_graphs(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Of scripts/gpu_prefill_graphs."""
+    parser = _parser(
+        "Prove on a GPU that a prefill graph has the bits of the step without it.",
+        240,
+        "later arms are left out",
+    )
+    known = ("exact", "rows-planted", "default-mode")
+    add = parser.add_argument
+    add("--name", default="prefill-graphs", help="of the JSON result")
+    add("--layers", type=int, default=4, choices=(4, 64))
+    add("--arms", default=",".join(known), help="default: all")
+    add("--rehearsal", action="store_true", help="on the CPU, with tiny models")
+    args = parser.parse_args(argv)
+    args.arms = _names(args.arms)
+    _unknown(parser, "arms", args.arms, known)
+    return args
+
+
 def speed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Of scripts/gpu_bench; with its roles, stages and scale."""
     parser = argparse.ArgumentParser(
@@ -151,7 +170,7 @@ def speed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args.scale = speed_arms.scaled(scale, args.contexts, args.new_tokens)
     roles = speed_arms.roles(args.width, widths, max(c for c, _ in scale.load))
     names = [role.arm.name for role in roles]
-    wanted = _names(args.arms) or names
+    wanted = _names(args.arms) or [n for n in names if n not in speed_arms.IF_NAMED]
     _unknown(parser, "arms", wanted, names)
     args.roles = [role for role in roles if role.arm.name in wanted]
     return args

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tools.proof.arms import VOCAB, Arm
+from tools.proof.arms import EAGER, VOCAB, Arm
 
 TITLE = "random ids"
 LONG = 32768
 """Prompt tokens from which a prompt is asked once: its prefill takes most time."""
 SEED = 42
+IF_NAMED = ("plain-eager",)
+"""Arms that run only if --arms names them: without prefill graphs."""
 
 
 class Role(NamedTuple):
@@ -50,8 +52,11 @@ def roles(width: int, widths: tuple[int, ...], requests: int) -> list[Role]:
             name, name, drafter, tokens, mode, requests=most, deterministic=False
         )
 
+    plain = arm("plain", None, width, "exact")
+    eager = plain._replace(name="plain-eager", title="plain-eager", flags=EAGER)
     found = [
-        Role(arm("plain", None, width, "exact"), "plain", (*_ALL, "widths")),
+        Role(plain, "plain", (*_ALL, "widths")),
+        Role(eager, "plain", ("decode-table",)),
         Role(
             arm("exact-dflash2", "dflash2", width, "exact"),
             "plain",

@@ -21,7 +21,7 @@ from tools.proof.speed_arms import SEED, TITLE, Scale
 LENGTHS = (48, 61, 83, 97, 112, 128, 150, 176, 211, 255, 257, 300)
 """Tokens of the prompts: about those of GSM8K, MATH-500 and HumanEval questions."""
 # What the overlay fixes and the host alone may choose.
-_BACKEND, _NO_PREFILL_GRAPHS = "--attention-backend", "--disable-prefill-cuda-graph"
+_BACKEND = "--attention-backend"
 
 
 def data_set(scale: Scale) -> Dataset:
@@ -97,11 +97,11 @@ class Place(NamedTuple):
         context = max(scale.contexts) + scale.decode_tokens + 1024
         sizes = ServerSizes(self.layers, context, self.mem_fraction)
         folder = draft.parent if draft is not None else self.folder
-        flags = proof_arms.server_flags(arm, folder, sizes)
+        flags = [*proof_arms.server_flags(arm, folder, sizes), *arm.flags]
         if arm.mode != "stock":
             return flags
         if self.host_backends == "own" and arm.drafter is None:
-            return [flag for flag in flags if flag != _NO_PREFILL_GRAPHS]
+            return [flag for flag in flags if flag not in proof_arms.EAGER]
         if self.host_backends == "own-no-graphs" and arm.drafter is None:
             return flags
         return flags if _BACKEND in flags else [*flags, _BACKEND, "triton"]

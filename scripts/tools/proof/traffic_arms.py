@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tools.proof.arms import OLD_NGRAM, VOCAB, Arm
+from tools.proof.arms import EAGER, OLD_NGRAM, VOCAB, Arm
 
 REQUEST_HOOKS = "accept_dflash,accept_dflash_adjust,penalties_count"
 """Without them the host drops penalties and draws seeded tokens by coins."""
@@ -159,6 +159,12 @@ def arms_of(shape: Shape) -> list[Arm]:
             "dflash",
             flags=("--disable-cuda-graph",),
             phases=("flow",),
+        ),
+        Arm(
+            "prefill-eager",
+            "plain, no prefill graphs",
+            flags=EAGER,
+            phases=("flow", "kinds"),
         ),
         Arm("mtp", "MTP (EAGLE, topk 1)", "mtp", phases=("flow", "kinds")),
         Arm("ngram", "NGRAM", "ngram", phases=("flow", "kinds")),

@@ -34,11 +34,6 @@ class Template(NamedTuple):
     name: str
     command: str
 
-    def by_length(self) -> bool:
-        """Whether the command depends on the draft length."""
-        used = {field for _, field, _, _ in string.Formatter().parse(self.command)}
-        return bool(used & _LENGTH_FIELDS)
-
     def words(self, length: int, port: int) -> list[str]:
         """The command for a draft length: drafts per verify step, while the host's
         --speculative-num-draft-tokens counts the committed token as well."""

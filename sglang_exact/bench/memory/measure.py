@@ -122,7 +122,7 @@ async def usage(served: Served) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CannotRun(
             f"server {served.name}: found no memory_usage in /server_info; expected "
-            "it in internal_states[0]; fix: serve with SGLang 0.5.23"
+            "it in internal_states[0]; fix: serve with the pinned SGLang"
         )
     return found
 

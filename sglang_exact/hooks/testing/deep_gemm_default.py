@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_exact.hooks.base import Hook
+from sglang_exact.hooks.base import hook
 
 TARGET = (
     "sglang.srt.batch_invariant_ops.batch_invariant_ops._matmul_persistent_deepgemm"
@@ -20,6 +20,7 @@ TARGET = (
 SWITCH = "SGLANG_EXACT_TEST_DEEP_GEMM_DEFAULT"
 
 
+@hook(TARGET, "AROUND", name="test_deep_gemm_default", test=True)
 def matmul_persistent_deepgemm(
     original: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
@@ -32,14 +33,3 @@ def matmul_persistent_deepgemm(
         return original(*args, **kwargs)
     finally:
         deep_gemm.get_deterministic_algorithms = asked
-
-
-HOOKS = (
-    Hook(
-        name="test_deep_gemm_default",
-        target=TARGET,
-        kind="AROUND",
-        replacement=matmul_persistent_deepgemm,
-        test=True,
-    ),
-)

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from sglang_exact.hooks.base import Hook
+from sglang_exact.hooks.base import hook
 
 VARIABLE = "SGLANG_EXACT_TEST_ORACLE"
 
@@ -275,60 +275,12 @@ def _overwrite(draft_token: Any, positions: Any, batch: Any, vocab_size: int) ->
     tokens[:, 1:].copy_(drafts[:, 1:])
 
 
-def dflash_prepare_for_verify(
-    original: Callable[..., Any], self: Any, batch: Any, target_worker: Any, **kw: Any
-) -> Any:
-    """Around the verify input of DFLASH, DFlash2 and DSpark, before it is copied."""
-    if self.ragged_verify_layout is not None:
-        raise RuntimeError(
-            "found a ragged DSpark verify, expected blocks of one width. Fix: export "
-            "SGLANG_RAGGED_VERIFY_MODE=static for runs with an oracle."
-        )
-    if not batch.forward_mode.is_idle():
-        vocab_size = target_worker.model_runner.model_config.vocab_size
-        _overwrite(self.draft_token, self.positions, batch, vocab_size)
-    return original(self, batch, target_worker, **kw)
-
-
-def ngram_prepare_draft_tokens(
-    original: Callable[..., Any], self: Any, batch: Any
-) -> tuple[Any, Any]:
-    """Around the n-gram look-up: other tokens in the shape that it found."""
-    drafts, mask = original(self, batch)
-    vocab_size = self.target_worker.model_runner.model_config.vocab_size
-    table = oracle(vocab_size)
-    n = self.draft_token_num
-    tokens = drafts.reshape(-1, n).copy()
-    for i, (row, req) in enumerate(
-        zip(table.rows_of(batch.reqs), batch.reqs, strict=True)
-    ):
-        # Tokens accepted in the last step are in output_ids or, under overlap
-        # scheduling, in what the original just staged.
-        known = len(req.origin_input_ids) + len(req.output_ids)
-        committed = known + self.prev_accept_lens[i]
-        tokens[i, 1:] = table.drafts_on_host(row, committed, n - 1)
-    return tokens.reshape(drafts.shape), mask
-
-
-def eagle_prepare_for_verify(
-    original: Callable[..., Any],
-    verify_input: Any,
-    req_to_token_pool: Any,
-    batch: Any,
-    target_worker: Any,
-) -> Any:
-    """Around the verify input of EAGLE, EAGLE3 and MTP, before it is copied."""
-    if not batch.forward_mode.is_idle():
-        if verify_input.topk != 1:
-            raise RuntimeError(
-                f"found a draft tree (topk {verify_input.topk}), expected a chain. "
-                "Fix: pass --speculative-eagle-topk 1 for runs with an oracle."
-            )
-        vocab_size = target_worker.model_runner.model_config.vocab_size
-        _overwrite(verify_input.draft_token, verify_input.positions, batch, vocab_size)
-    return original(verify_input, req_to_token_pool, batch, target_worker)
-
-
+@hook(
+    "sglang.srt.speculative.dspark_components.dspark_draft.DraftBlockProposer.propose",
+    "AROUND",
+    name="test_oracle_dspark",
+    test=True,
+)
 def dspark_propose(
     original: Callable[..., Any],
     self: Any,
@@ -363,40 +315,73 @@ def dspark_propose(
     return proposal
 
 
-HOOKS = (
-    Hook(
-        name="test_oracle_dspark",
-        target=(
-            "sglang.srt.speculative.dspark_components.dspark_draft."
-            "DraftBlockProposer.propose"
-        ),
-        kind="AROUND",
-        replacement=dspark_propose,
-        test=True,
-    ),
-    Hook(
-        name="test_oracle_dflash",
-        target=(
-            "sglang.srt.speculative.dflash_info.DFlashVerifyInput.prepare_for_verify"
-        ),
-        kind="AROUND",
-        replacement=dflash_prepare_for_verify,
-        test=True,
-    ),
-    Hook(
-        name="test_oracle_ngram",
-        target=(
-            "sglang.srt.speculative.ngram_worker.NGRAMWorker._prepare_draft_tokens"
-        ),
-        kind="AROUND",
-        replacement=ngram_prepare_draft_tokens,
-        test=True,
-    ),
-    Hook(
-        name="test_oracle_eagle",
-        target=("sglang.srt.speculative.eagle_utils.eagle_prepare_for_verify"),
-        kind="AROUND",
-        replacement=eagle_prepare_for_verify,
-        test=True,
-    ),
+@hook(
+    "sglang.srt.speculative.dflash_info.DFlashVerifyInput.prepare_for_verify",
+    "AROUND",
+    name="test_oracle_dflash",
+    test=True,
 )
+def dflash_prepare_for_verify(
+    original: Callable[..., Any], self: Any, batch: Any, target_worker: Any, **kw: Any
+) -> Any:
+    """Around the verify input of DFLASH, DFlash2 and DSpark, before it is copied."""
+    if self.ragged_verify_layout is not None:
+        raise RuntimeError(
+            "found a ragged DSpark verify, expected blocks of one width. Fix: export "
+            "SGLANG_RAGGED_VERIFY_MODE=static for runs with an oracle."
+        )
+    if not batch.forward_mode.is_idle():
+        vocab_size = target_worker.model_runner.model_config.vocab_size
+        _overwrite(self.draft_token, self.positions, batch, vocab_size)
+    return original(self, batch, target_worker, **kw)
+
+
+@hook(
+    "sglang.srt.speculative.ngram_worker.NGRAMWorker._prepare_draft_tokens",
+    "AROUND",
+    name="test_oracle_ngram",
+    test=True,
+)
+def ngram_prepare_draft_tokens(
+    original: Callable[..., Any], self: Any, batch: Any
+) -> tuple[Any, Any]:
+    """Around the n-gram look-up: other tokens in the shape that it found."""
+    drafts, mask = original(self, batch)
+    vocab_size = self.target_worker.model_runner.model_config.vocab_size
+    table = oracle(vocab_size)
+    n = self.draft_token_num
+    tokens = drafts.reshape(-1, n).copy()
+    for i, (row, req) in enumerate(
+        zip(table.rows_of(batch.reqs), batch.reqs, strict=True)
+    ):
+        # Tokens accepted in the last step are in output_ids or, under overlap
+        # scheduling, in what the original just staged.
+        known = len(req.origin_input_ids) + len(req.output_ids)
+        committed = known + self.prev_accept_lens[i]
+        tokens[i, 1:] = table.drafts_on_host(row, committed, n - 1)
+    return tokens.reshape(drafts.shape), mask
+
+
+@hook(
+    "sglang.srt.speculative.eagle_utils.eagle_prepare_for_verify",
+    "AROUND",
+    name="test_oracle_eagle",
+    test=True,
+)
+def eagle_prepare_for_verify(
+    original: Callable[..., Any],
+    verify_input: Any,
+    req_to_token_pool: Any,
+    batch: Any,
+    target_worker: Any,
+) -> Any:
+    """Around the verify input of EAGLE, EAGLE3 and MTP, before it is copied."""
+    if not batch.forward_mode.is_idle():
+        if verify_input.topk != 1:
+            raise RuntimeError(
+                f"found a draft tree (topk {verify_input.topk}), expected a chain. "
+                "Fix: pass --speculative-eagle-topk 1 for runs with an oracle."
+            )
+        vocab_size = target_worker.model_runner.model_config.vocab_size
+        _overwrite(verify_input.draft_token, verify_input.positions, batch, vocab_size)
+    return original(verify_input, req_to_token_pool, batch, target_worker)
