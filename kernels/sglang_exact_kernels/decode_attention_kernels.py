@@ -88,8 +88,9 @@ def _attend_split(
 
 # Not specialised: what differs between plain and speculative servers (or between eager
 # and captured steps: slots may come as a slice), so that all of them run one binary.
+# Triton specialises numbers inside a tuple all the same: these strides stand alone.
 @triton.jit(
-    do_not_specialize=["bs", "T", "tail", "stride_stat"],
+    do_not_specialize=["bs", "T", "tail", "stride_stat_row", "stride_stat_head"],
     do_not_specialize_on_alignment=["kv_indptr", "kv_indices", "out_cache_loc"],
 )
 def attend_kernel(
@@ -109,7 +110,8 @@ def attend_kernel(
     stride_k,
     stride_v,
     stride_acc,
-    stride_stat,
+    stride_stat_row,
+    stride_stat_head,
     HKV: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
@@ -189,13 +191,13 @@ def attend_kernel(
             acc,
             mask=used[:, None] & (offs_dv < DV)[None, :],
         )
-        p_stat = part_stat + row * stride_stat[0] + head * stride_stat[1] + s * 2
+        p_stat = part_stat + row * stride_stat_row + head * stride_stat_head + s * 2
         tl.store(p_stat, row_max, mask=used)
         tl.store(p_stat + 1, row_sum, mask=used)
 
 
 @triton.jit(
-    do_not_specialize=["T", "tail", "stride_stat"],
+    do_not_specialize=["T", "tail", "stride_stat_row", "stride_stat_head"],
     do_not_specialize_on_alignment=["kv_indptr"],
 )
 def combine_kernel(
@@ -207,7 +209,8 @@ def combine_kernel(
     T,
     tail,
     stride_acc,  # row, head
-    stride_stat,
+    stride_stat_row,
+    stride_stat_head,
     stride_out,
     DV: tl.constexpr,
     BLOCK_S: tl.constexpr,
@@ -221,7 +224,7 @@ def combine_kernel(
     length += tl.minimum(row % T + 1, tail)
     count = _splits_of(length, TIERS)
 
-    p_stat = part_stat + row.to(tl.int64) * stride_stat[0] + head * stride_stat[1]
+    p_stat = part_stat + row.to(tl.int64) * stride_stat_row + head * stride_stat_head
     p_acc = part_acc + row.to(tl.int64) * stride_acc[0] + head * stride_acc[1]
     offs_s = tl.arange(0, BLOCK_S)
     offs_dv = tl.program_id(2) * BLOCK_DV + tl.arange(0, BLOCK_DV)

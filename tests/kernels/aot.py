@@ -36,6 +36,12 @@ def compile_kernel(
     source_class: GluonASTSource for kernels in Gluon.
     """
     names = list(kernel.arg_names)
+    apart = [p.name for p in kernel.params if p.do_not_specialize]
+    if tuples := [n for n in apart if type(signature.get(n)) is tuple]:
+        raise ValueError(
+            f"found tuples not to be specialised: {tuples}, expected plain numbers; "
+            "Triton specialises what stands inside a tuple"
+        )
     full = {name: signature.get(name, "constexpr") for name in names}
     aligned = {n for n, kind in signature.items() if kind[0] == "*"}
     paths = []

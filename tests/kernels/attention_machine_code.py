@@ -16,7 +16,8 @@ import triton
 from sglang_exact_kernels import decode_attention as attention
 
 SHAPES = {"27b": (4, 6, 256), "gqa128": (8, 4, 128), "mha64": (16, 1, 64)}
-STRIDES = tuple(f"stride_{name}" for name in ("q", "k", "v", "acc", "stat"))
+STRIDES = tuple(f"stride_{name}" for name in ("q", "k", "v", "acc"))
+STATS = ("stride_stat_row", "stride_stat_head")
 
 
 def attend(
@@ -35,7 +36,7 @@ def attend(
             **dict.fromkeys(("kv_indices", "out_cache_loc"), "*i64"),
             **dict.fromkeys(("part_acc", "part_stat"), "*fp32"),
             "qk_scale": "fp32",
-            **dict.fromkeys(("bs", "T", "tail"), "i32"),
+            **dict.fromkeys(("bs", "T", "tail", *STATS), "i32"),
             **dict.fromkeys(STRIDES, ("i32", "i32")),
         },
         {
@@ -53,7 +54,7 @@ def attend(
         capability,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        multiples_of_16=STRIDES[:-1],
+        multiples_of_16=STRIDES,
     )
 
 
