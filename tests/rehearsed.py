@@ -53,7 +53,8 @@ class Outside:
             self.reports = self._run(item.session)
         for report in self.reports.get(item.nodeid) or [self._missing(item)]:
             hook.pytest_runtest_logreport(report=report)
-        hook.pytest_runtest_teardown(item=item, nextitem=nextitem)
+        # Folders that tests before it set up and those after it do not need.
+        item.session._setupstate.teardown_exact(nextitem)
         hook.pytest_runtest_logfinish(**where)
         return True
 
