@@ -51,7 +51,10 @@ class Outside:
         hook.pytest_runtest_logstart(**where)
         if self.reports is None:
             self.reports = self._run(item.session)
-        for report in self.reports.get(item.nodeid) or [self._missing(item)]:
+        found = self.reports.get(item.nodeid, [])
+        if not found or found[-1].when != "teardown":
+            found = [*found, self._missing(item)]
+        for report in found:
             hook.pytest_runtest_logreport(report=report)
         # Folders that tests before it set up and those after it do not need.
         item.session._setupstate.teardown_exact(nextitem)
@@ -81,7 +84,7 @@ class Outside:
         return found
 
     def _missing(self, item: pytest.Item) -> pytest.TestReport:
-        text = "not run: the process of the rehearsal ended before it\n" + self.output
+        text = f"found no end of this test in the rehearsal's process:\n{self.output}"
         return pytest.TestReport(
             item.nodeid, item.location, {}, "failed", text, when="call"
         )
