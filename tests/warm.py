@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 LIBRARIES = (
     *("torch", "torch._dynamo", "torch._inductor.compile_fx", "fastapi", "uvicorn"),
     *("transformers.models.auto.modeling_auto", "openai.types.responses", "aiohttp"),
-    *("compressed_tensors", "xgrammar", "triton", "IPython", "zmq", "requests"),
+    *("compressed_tensors", "xgrammar", "triton", "IPython", "requests"),
 )
 FIXED = ("TRITON_INTERPRET", "SGLANG_USE_CPU_ENGINE", "HF_HUB_OFFLINE")
 """Read while libraries are imported, so equal in every process of a rehearsal."""
