@@ -8,58 +8,237 @@ interrupted. Tables go to stdout, progress and errors to stderr.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
 
-from sglang_exact.bench import provenance
+from sglang_exact.bench import provenance, servers
 from sglang_exact.bench.drive import CannotRun
-from sglang_exact.bench.run import RunError, now
-from sglang_exact.client.http import Failed
+from sglang_exact.bench.run import BenchRun, Output, Recorder, RunError, now
+from sglang_exact.bench.run import resume as resumed
+from sglang_exact.bench.servers import Address, Served
+from sglang_exact.client.http import Client, Failed
 from sglang_exact.view import tables
 from sglang_exact.view.console import Bar
 from sglang_exact.view.files import NoPlot
-from sglang_exact.view.output import write_atomic
+from sglang_exact.view.output import check_pages, write_atomic
 from sglang_exact.view.tables import TableData
 
 COULD_NOT_RUN = 2
 INTERRUPTED = 130
 PIPED_WIDTH = 200
 T = TypeVar("T")
+Tables = Callable[[BenchRun], list[TableData]]
+Plot = Callable[[BenchRun, Path], None]
+Work = Callable[..., Coroutine[Any, Any, list[str]]]
 
-Servers = Annotated[
-    list[str] | None,
-    typer.Option("--server", help="NAME=URL of a running server; repeat for more."),
-]
-Plain = Annotated[
-    str | None,
-    typer.Option("--plain", help="NAME of the plain server; default: plain."),
-]
-ApiKey = Annotated[
-    str | None,
-    typer.Option("--api-key", envvar="SGLANG_API_KEY", help="Key of the servers."),
-]
-Label = Annotated[
-    str, typer.Option("--label", help="Name of the configuration, kept in the record.")
-]
-Notes = Annotated[
-    list[str] | None,
-    typer.Option("--note", help="What a reader has to know; repeat for more."),
-]
-OutputFile = Annotated[
-    Path | None,
-    typer.Option("--output-file", help="The record (JSON); default: VERB and time."),
-]
-Timeout = Annotated[
-    float, typer.Option("--request-timeout", help="Seconds for one answer.")
-]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of generated prompts.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """The options that commands share, as they were given."""
+
+    server: Annotated[
+        list[str] | None,
+        typer.Option("--server", help="NAME=URL of a running server; repeat for more."),
+    ] = None
+    plain: Annotated[
+        str | None,
+        typer.Option("--plain", help="NAME of the plain server; default: plain."),
+    ] = None
+    api_key: Annotated[
+        str | None,
+        typer.Option("--api-key", envvar="SGLANG_API_KEY", help="Key of the servers."),
+    ] = None
+    request_timeout: Annotated[
+        float, typer.Option("--request-timeout", help="Seconds for one answer.")
+    ] = 1800.0
+    label: Annotated[
+        str,
+        typer.Option("--label", help="Name of the configuration, kept in the record."),
+    ] = ""
+    note: Annotated[
+        list[str] | None,
+        typer.Option("--note", help="What a reader has to know; repeat for more."),
+    ] = None
+    output_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--output-file", help="The record (JSON); default: VERB and time."
+        ),
+    ] = None
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Add to --output-file what it lacks, also other servers."
+        ),
+    ] = False
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Draw into this file, .svg or .png.")
+    ] = None
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Write the tables here.")
+    ] = None
+
+
+SERVERS = ("server", "plain", "api_key", "request_timeout")
+"""The options of a command that asks servers."""
+
+
+class Job:
+    """One call of a measuring command: its options, its file, its record.
+
+    Attributes:
+        base: name of the plain server, None without one.
+        kept: the record to go on with, None where a new one begins.
+        tables: what is shown of the record.
+    """
+
+    def __init__(
+        self, verb: str, given: Given, shown: Tables, beside: str, resumes: bool
+    ):
+        self.verb, self.given, self.tables = verb, given, shown
+        self.path = output_path(given.output_file, verb)
+        self.beside = self.path.with_suffix(beside)
+        resume = given.resume if resumes else None
+        self.output = Output(self.path, [self.beside] if beside else [], resume)
+        self.run = BenchRun(verb, given.label, list(given.note or []))
+        self.run.command = command()
+        self.kept: BenchRun | None = None
+        self.addresses: list[Address] = []
+        self.base: str | None = None
+        self.stack = AsyncExitStack()
+
+    def prepare(self, asks: bool) -> None:
+        """Look at the files, and at the servers' names where the command `asks` any.
+
+        Raises CannotRun, RunError or WouldBeLost.
+        """
+        pages = {"--markdown": self.given.markdown, "--plot": self.given.plot}
+        check_pages(pages, {"--output-file": self.path})
+        self.kept = self.output.earlier()
+        if self.kept is not None and self.kept.verb != self.verb:
+            raise CannotRun(
+                f"--resume: found in {self.path} a record of {self.kept.verb}; "
+                f"expected one of {self.verb}; fix: name another --output-file"
+            )
+        if asks:
+            self.addresses = servers.parse(self.given.server or [], self.given.api_key)
+            known = [address.name for address in self.addresses]
+            known += [row["server"] for row in self.kept.rows] if self.kept else []
+            self.base = servers.choose_plain(known, self.given.plain)
+
+    async def open(self, client: type[Client] = Client) -> list[Served]:
+        """Every server, open until the work is done, each with a `client`.
+
+        Raises CannotRun where one does not answer, or the plain one speculates.
+        """
+        timeout = self.given.request_timeout
+        found = await servers.open_all(
+            self.stack, self.addresses, timeout=timeout, client=client
+        )
+        for one in found:
+            if one.name == self.base:
+                servers.check_plain(one)
+        return found
+
+    def begin(
+        self,
+        found: Sequence[Served],
+        settings: Mapping[str, Any],
+        seeds: dict[str, int] | None = None,
+    ) -> Recorder:
+        """Begin the record, or go on with the earlier one.
+
+        Raises RunError if that one measured something else.
+        """
+        self.run.settings = {**settings, "plain": self.base}
+        self.run.notes += servers.setup_notes(found)
+        self.run.provenance = provenance.collect([s.facts for s in found], seeds)
+        if self.kept is not None:
+            resumed(self.kept, self.run, self.path)
+        return self.output.record(self.run)
+
+
+def measures(
+    verb: str,
+    shown: Tables,
+    *,
+    plot: Plot | None = None,
+    without: Sequence[str] = (),
+    beside: str = "",
+    resumes: bool = False,
+    request_timeout: float = 1800.0,
+) -> Callable[[Work], Callable[..., None]]:
+    """Make a command of a coroutine function that gets a Job and options of its own.
+
+    It returns what was not measured; nothing completes the record. `without` names
+    shared options that it does not have, `beside` is the suffix of what it keeps
+    beside the record.
+    """
+    without = [*without, *([] if resumes else ["resume"]), *([] if plot else ["plot"])]
+
+    def decorate(work: Work) -> Callable[..., None]:
+        def run(given: Given, **own: Any) -> None:
+            job = Job(verb, given, shown, beside, resumes)
+
+            async def whole() -> list[str]:
+                job.prepare("server" not in without)
+                async with job.stack:
+                    problems = await work(job, **own)
+                job.output.leave(complete=not problems)
+                show(job.tables(job.run), job.path, given.markdown)
+                return problems + draw(plot, job.run, given.plot)
+
+            leave(execute(whole(), job.output.held), job.path)
+
+        return with_options(work, run, without, request_timeout=request_timeout)
+
+    return decorate
+
+
+def with_options(
+    work: Callable[..., Any],
+    run: Callable[..., None],
+    without: Sequence[str],
+    **defaults: Any,
+) -> Callable[..., None]:
+    """`run` as a command: called with a Given and the options of `work`'s own.
+
+    The first parameter of `work` is no option. `without` names those of Given that the
+    command does not have, `defaults` replace those of Given.
+    """
+    shared = inspect.signature(Given, eval_str=True).parameters
+    common = [
+        p.replace(default=defaults.get(name, p.default))
+        for name, p in shared.items()
+        if name not in without
+    ]
+    _, *own = inspect.signature(work, eval_str=True).parameters.values()
+
+    def called(**values: Any) -> None:
+        given = Given(**{p.name: values.pop(p.name) for p in common})
+        run(given, **values)
+
+    # Servers first, then what the command is about, then its files.
+    first = [p for p in common if p.name in ("server", "plain")]
+    order = [*first, *own, *(p for p in common if p not in first)]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    options = [p.replace(kind=kind) for p in order]
+    called.__doc__, called.__name__ = work.__doc__, work.__name__
+    called.__annotations__ = {p.name: p.annotation for p in options}
+    vars(called)["__signature__"] = inspect.Signature(options)
+    return called
 
 
 def command() -> list[str]:
@@ -134,10 +313,11 @@ def show(shown: Sequence[TableData], path: Path, markdown: Path | None = None) -
         typer.echo(f"tables: {markdown}")
 
 
-def draw(plot: Callable[[], None]) -> list[str]:
-    """Draw a plot; what went wrong, which costs no numbers."""
+def draw(plot: Plot | None, run: BenchRun, path: Path | None) -> list[str]:
+    """Draw a plot if asked to; what went wrong, which costs no numbers."""
     try:
-        plot()
+        if plot is not None and path is not None:
+            plot(run, path)
     except (NoPlot, OSError) as error:
         return [f"the plot: {error}"]
     return []

@@ -252,6 +252,12 @@ class Output:
         self._recorder = Recorder(run, self.path)
         return self._recorder
 
+    def leave(self, complete: bool) -> None:
+        """The last word on the record: whether all that was asked for is in it."""
+        if self._recorder is not None:
+            self._recorder.run.complete = complete
+            self._recorder.save()
+
     def held(self) -> Path | None:
         """The record, once this run writes it and there is a row in it."""
         return self.path if self._recorder and self._recorder.run.rows else None

@@ -174,6 +174,11 @@ def warnings(run: BenchRun) -> list[str]:
     return [*found, *mixed(run)]
 
 
+def remarks(run: BenchRun) -> list[str]:
+    """What stands below the tables of a run."""
+    return [*run.notes, *mixed(run), *([] if run.complete else ["not complete"])]
+
+
 def group(found: Sequence[Loaded], verbs: Sequence[str] = ()) -> list[Group]:
     """Runs of one verb, set-up and settings together, in the order they came.
 

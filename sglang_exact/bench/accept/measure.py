@@ -65,7 +65,7 @@ class Book:
     tok_s: dict[int, float | None] = field(default_factory=dict)
 
 
-def check(servers: Sequence[Served], plain: str | None, plan: Plan) -> None:
+def check(servers: Sequence[Served], plan: Plan) -> None:
     """Raise CannotRun with everything that will not work, before anything is asked."""
     problems = []
     for served in servers:
@@ -78,9 +78,6 @@ def check(servers: Sequence[Served], plain: str | None, plan: Plan) -> None:
             )
     if problems:
         raise CannotRun("; ".join(problems))
-    for served in servers:
-        if served.name == plain:
-            serving.check_plain(served)
 
 
 async def measure(
@@ -97,7 +94,6 @@ async def measure(
     out from then on. Returns what went wrong on the way. Raises CannotRun where nothing
     more can be measured: without the plain server, or without any.
     """
-    check(servers, plain, plan)
     # The plain server first: speed-up and exactness are against it.
     ordered = sorted(servers, key=lambda s: s.name != plain)
     problems: list[str] = []
@@ -222,9 +218,7 @@ class Unit:
         def advance(answer: Answer) -> None:
             display.advance(plan.max_new_tokens)
 
-        flushed = await serving.flush(self.served)
-        for text in serving.not_flushed(self.served.name, flushed):
-            recorder.note(text)
+        flushed = await serving.flush(self.served, self.served.name, recorder.note)
         warm = requests[: self.concurrency]
         load = await drive(
             self.served.client, warm, self.concurrency, options=options, done=advance

@@ -60,8 +60,7 @@ def _below(run: BenchRun, figures: Sequence[Figure]) -> list[str]:
         )
     sources = dict.fromkeys(f.source for f in figures)
     lines += [f"card: {source}" for source in sources] or [NO_CARD]
-    lines += [*run.notes, *report_runs.mixed(run)]
-    return lines + ([] if run.complete else ["not complete"])
+    return lines + report_runs.remarks(run)
 
 
 def _speed(

@@ -150,7 +150,7 @@ class Part:
         options = STREAMED_LOGPROBS if self.plan.logprobs else STREAMED
         for name, cell in self.cells.items():
             if self.plan.flush:
-                flushed = await serving.flush(cell.served)
+                flushed = await cell.served.client.flush()
                 cell.not_flushed = flushed or cell.not_flushed
             request = self._request(self.plan.max_new_tokens)
             answer = await cell.served.client.ask(request, options)
@@ -215,7 +215,6 @@ async def measure(
     `base` names the server that ratios are against. Returns what went wrong on the
     way. Raises CannotRun where nothing can be measured.
     """
-    check(servers, plan)
     problems: list[str] = []
     # Plain first in every round: its answer is what the others are compared with.
     ordered = sorted(servers, key=lambda served: served.name != plain)

@@ -182,9 +182,7 @@ class Board:
         )
         failed = 0
         for number in todo:
-            why = await serving.flush(served)
-            for text in serving.not_flushed(target.name, why):
-                self.recorder.note(text)
+            await serving.flush(served, target.name, self.recorder.note)
             answer = await served.client.ask(self._request(tokens), STREAMED)
             self.display.advance(tokens)
             wrong = answer.error or shorter(answer, tokens)

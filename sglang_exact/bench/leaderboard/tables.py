@@ -116,9 +116,7 @@ def tables(run: BenchRun) -> list[TableData]:
         "first token",
         "accepted per verify: drafts kept in a verify step, of the number in `drafts`",
         *_unsteady(run),
-        *run.notes,
-        *report_runs.mixed(run),
-        *([] if run.complete else ["not complete"]),
+        *report_runs.remarks(run),
     ]
     return [
         TableData(

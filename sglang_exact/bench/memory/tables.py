@@ -54,7 +54,7 @@ def overheads(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def table(run: BenchRun) -> TableData:
+def tables(run: BenchRun) -> list[TableData]:
     """Memory by server, then what the drafter takes."""
     columns = (
         "server", "weights GiB", "KV GiB", "KV tokens", "graphs GiB", "not named GiB",
@@ -93,9 +93,8 @@ def table(run: BenchRun) -> TableData:
         "weights: the target's alone; not named: draft weights and KV, recurrent "
         "states, activations, the driver's own (NVML minus what the host names)"
     )
-    data.below.extend([*run.notes, *runs.mixed(run)])
-    data.below.extend([] if run.complete else ["not complete"])
-    return data
+    data.below.extend(runs.remarks(run))
+    return [data]
 
 
 def _overhead_lines(apart: Mapping[str, Any]) -> list[str]:
@@ -135,8 +134,3 @@ def memory_plot(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         for row in rows
     ]
     return charts.bars("GPU memory", [b for b in found if b.parts], "GiB")
-
-
-def tables(run: BenchRun) -> list[TableData]:
-    """The one table, as a list."""
-    return [table(run)]

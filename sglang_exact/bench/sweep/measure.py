@@ -163,7 +163,6 @@ async def measure(
 
     Raises CannotRun when aiperf fails; what was measured is in the record.
     """
-    check(plan, found)
     run = recorder.run
     done = {(row["server"], row["length"]) for row in run.rows}
     todo = [(s, f) for s in plan.shapes for f in _plain_first(plan, found)]
@@ -179,8 +178,7 @@ async def measure(
         words = aiperf.command(plan.program, where, shape, plan.seed, folder)
         # A run that was cut off leaves exports that would be read as this one's.
         shutil.rmtree(folder, ignore_errors=True)
-        for text in servers.not_flushed(served.name, await servers.flush(served)):
-            recorder.note(text)
+        await servers.flush(served, served.name, recorder.note)
         await aiperf.run(words, folder, where.tokenizer)
         result = aiperf_exports.read(folder)
         row = _row(plan, served, shape, result, words)
@@ -192,10 +190,6 @@ async def measure(
         say(f"    {_brief(row)}")
         _complain(row, shape, result, served, recorder)
     run.exactness = totals(run.rows)
-    if failures(run.rows):
-        recorder.save()
-    else:
-        recorder.finish()
 
 
 def _plain_first(plan: Plan, found: Sequence[Served]) -> list[Served]:

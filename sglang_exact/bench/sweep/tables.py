@@ -44,7 +44,7 @@ def decode_median(row: Mapping[str, Any]) -> float | None:
     return found.get("median") if isinstance(found, dict) else None
 
 
-def table(run: BenchRun) -> TableData:
+def tables(run: BenchRun) -> list[TableData]:
     """The sweep as a table: one row per length and server."""
     gains = speedups(run.rows)
     columns = (
@@ -82,9 +82,8 @@ def table(run: BenchRun) -> TableData:
         )
     if run.settings.get("plain") is None:
         data.below.append("no plain server: neither speed-up nor exactness")
-    data.below.extend([*run.notes, *report_runs.mixed(run)])
-    data.below.extend([] if run.complete else ["not complete"])
-    return data
+    data.below.extend(report_runs.remarks(run))
+    return [data]
 
 
 def plot(run: BenchRun, path: Path) -> None:
@@ -140,8 +139,3 @@ def speed_plot(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     return charts.lines(
         title, series, "ISL = OSL, tokens", "decode tok/s, median", log_x=True
     )
-
-
-def tables(run: BenchRun) -> list[TableData]:
-    """The one table, as a list."""
-    return [table(run)]
