@@ -196,7 +196,7 @@ def measures(
                 job.prepare("server" not in without)
                 async with job.stack:
                     problems = await work(job, **own)
-                job.output.leave(complete=not problems)
+                job.output.finish(complete=not problems)
                 show(job.tables(job.run), job.path, given.markdown)
                 return problems + draw(plot, job.run, given.plot)
 

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from sglang_exact.bench import provenance
+from sglang_exact.client.typed import typed
 from sglang_exact.view.output import WouldBeLost, write_atomic
 
 SCHEMA = "sglang-exact-bench/1"
@@ -71,7 +72,7 @@ def save(run: BenchRun, path: Path) -> None:
 def load(path: Path) -> BenchRun:
     """Read a record.
 
-    Raises RunError for a file that is not one, with everything that is wrong with it.
+    Raises RunError for a file that is not one.
     """
     try:
         raw = orjson.loads(path.read_bytes())
@@ -92,35 +93,13 @@ def load(path: Path) -> BenchRun:
     return _checked(raw, path)
 
 
-_TYPES: dict[str, type] = {
-    "verb": str,
-    "label": str,
-    "notes": list,
-    "created": str,
-    "complete": bool,
-    "command": list,
-    "settings": dict,
-    "provenance": dict,
-    "rows": list,
-    "exactness": dict,
-}
-
-
 def _checked(raw: dict[str, Any], path: Path) -> BenchRun:
     names = {f.name for f in fields(BenchRun)}
     problems = [f"unknown field {name!r}" for name in sorted(set(raw) - names)]
     problems += [f"no field {name!r}" for name in sorted(names - set(raw))]
-    problems += [
-        f"{name} is a {type(raw[name]).__name__}, expected a {kind.__name__}"
-        for name, kind in _TYPES.items()
-        if name in raw and not isinstance(raw[name], kind)
-    ]
-    rows = raw.get("rows")
-    if isinstance(rows, list) and not all(isinstance(row, dict) for row in rows):
-        problems.append("rows holds something that is not an object")
     if problems:
         raise RunError(f"{path}: {'; '.join(problems)}")
-    return BenchRun(**raw)
+    return typed(raw, BenchRun, lambda text: RunError(f"{path}: {text}"))
 
 
 def resume(kept: BenchRun, fresh: BenchRun, path: Path) -> BenchRun:
@@ -208,11 +187,9 @@ class Recorder:
             self.run.notes.append(text)
             save(self.run, self.path)
 
-    def finish(self, exactness: dict[str, Any] | None = None) -> None:
-        """Everything that was asked for is measured."""
-        if exactness is not None:
-            self.run.exactness = exactness
-        self.run.complete = True
+    def finish(self, complete: bool = True) -> None:
+        """The last word: whether everything that was asked for is measured."""
+        self.run.complete = complete
         save(self.run, self.path)
 
 
@@ -252,11 +229,10 @@ class Output:
         self._recorder = Recorder(run, self.path)
         return self._recorder
 
-    def leave(self, complete: bool) -> None:
-        """The last word on the record: whether all that was asked for is in it."""
+    def finish(self, complete: bool) -> None:
+        """The last word on the record, if one was begun."""
         if self._recorder is not None:
-            self._recorder.run.complete = complete
-            self._recorder.save()
+            self._recorder.finish(complete)
 
     def held(self) -> Path | None:
         """The record, once this run writes it and there is a row in it."""

@@ -246,7 +246,8 @@ def test_figures_of_a_card(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("raw", "found"),
     [
-        ([], "found no source"),
+        ([], "found array, expected object"),
+        ({"figures": []}, "found no source"),
         ({"source": "s"}, "found no figures"),
         ({"source": "s", "figures": [{"dataset": "a"}]}, "configuration"),
         (
@@ -254,7 +255,7 @@ def test_figures_of_a_card(tmp_path: Path) -> None:
                 "source": "s",
                 "figures": [{"dataset": "a", "configuration": "b", "tok_s": "1"}],
             },
-            "wrong or unknown tok_s",
+            r"figures\[0\]\.tok_s: found str, expected float",
         ),
     ],
 )

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
+import msgspec
 import orjson
 
+from sglang_exact.client.typed import typed
 from sglang_exact.view.tables import MISSING, TableData, number
 
 
-class Figure(NamedTuple):
+class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One cell of a published accept table.
 
     `configuration` is matched with server names without regard to case. `tok_s` is
@@ -25,12 +27,19 @@ class Figure(NamedTuple):
     """
 
     dataset: str
-    concurrency: int | None
     configuration: str
-    tok_s: float | None
-    speed_up: float | None
-    acceptance: float | None
-    source: str
+    concurrency: int | None = None
+    tok_s: float | None = None
+    speed_up: float | None = None
+    acceptance: float | None = None
+    source: str = ""
+
+
+class Card(msgspec.Struct):
+    """The figures of one source."""
+
+    source: Annotated[str, msgspec.Meta(min_length=1)]
+    figures: list[Figure]
 
 
 CARD: tuple[Figure, ...] = ()
@@ -119,39 +128,9 @@ def load(path: Path) -> tuple[Figure, ...]:
         raw = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(raw, dict) or not raw.get("source"):
-        raise ValueError(f"{path}: found no source; expected where the figures stand")
-    rows = raw.get("figures")
-    if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
-        raise ValueError(f"{path}: found no figures; expected a list of objects")
-    return tuple(_figure(row, str(raw["source"]), path) for row in rows)
-
-
-def _figure(row: dict[str, Any], source: str, path: Path) -> Figure:
-    allowed = set(Figure._fields) - {"source"}
-    wrong = [repr(key) for key in sorted(set(row) - allowed)]
-    wrong += [
-        k for k in ("dataset", "configuration") if not isinstance(row.get(k), str)
-    ]
-    wrong += [
-        key
-        for key in ("concurrency", "tok_s", "speed_up", "acceptance")
-        if type(row.get(key)) not in (int, float, type(None))
-    ]
-    if wrong:
-        raise ValueError(
-            f"{path}: found a figure with a wrong or unknown {', '.join(wrong)}; "
-            f"expected {', '.join(sorted(allowed))}"
-        )
-    return Figure(
-        row["dataset"],
-        row.get("concurrency"),
-        row["configuration"],
-        row.get("tok_s"),
-        row.get("speed_up"),
-        row.get("acceptance"),
-        source,
-    )
+    card = typed(raw, Card, lambda text: ValueError(f"{path}: {text}"))
+    replace = msgspec.structs.replace
+    return tuple(replace(figure, source=card.source) for figure in card.figures)
 
 
 def cell(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sglang_exact.bench.drive import CannotRun
+from sglang_exact.client.typed import typed
 
 
 class Line(NamedTuple):
@@ -43,27 +44,10 @@ class Line(NamedTuple):
         return self.configuration, self.draft_length, self.run
 
 
-_KINDS: dict[str, Any] = {
-    **dict.fromkeys(("draft_length", "run", "tokens", "verify"), int),
-    **dict.fromkeys(
-        (
-            "wall_s",
-            "tok_s",
-            "ttft_s",
-            "decode_tok_s",
-            "acceptance_length",
-            "accepted_per_verify",
-        ),
-        float,
-    ),
-}
-_OPTIONAL = {
-    "ttft_s",
-    "decode_tok_s",
-    "verify",
-    "acceptance_length",
-    "accepted_per_verify",
-}
+_OPTIONAL = (
+    *("ttft_s", "decode_tok_s", "verify"),
+    *("acceptance_length", "accepted_per_verify"),
+)
 
 
 class RunLog:
@@ -137,10 +121,6 @@ class RunLog:
 def _line(row: list[str]) -> Line:
     if len(row) != len(Line._fields):
         raise ValueError(f"found {len(row)} cells, expected {len(Line._fields)}")
-    values: list[Any] = []
-    for name, text in zip(Line._fields, row, strict=True):
-        if not text and name in _OPTIONAL:
-            values.append(None)
-        else:
-            values.append(_KINDS.get(name, str)(text))
-    return Line(*values)
+    named = dict(zip(Line._fields, row, strict=True))
+    cells = [text or (None if n in _OPTIONAL else "") for n, text in named.items()]
+    return typed(cells, Line, ValueError, strict=False)
