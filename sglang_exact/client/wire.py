@@ -57,16 +57,16 @@ def load_json(raw: bytes) -> Any:
         raise BadAnswer(f"answer is not JSON: {shown!r}") from error
 
 
-def error_text(raw: bytes) -> str:
+def error_text(raw: bytes, limit: int = 300) -> str:
     """The message inside a server's error body, or the body itself, made printable."""
     try:
         body = load_json(raw)
     except BadAnswer:
-        return clean(raw[:2000].decode("utf-8", "replace"))
+        return clean(raw[:2000].decode("utf-8", "replace"), limit)
     for key in ("error", "message", "detail"):
         if isinstance(body, dict) and key in body:
             body = body[key]
-    return clean(body)
+    return clean(body, limit)
 
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_ID)]
