@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arms: ways to ask that must not change the answer.
 
-Each arm names what it claims to exercise; liveness.py checks every claim, and an arm
+Each arm names what it claims to exercise; claims.py checks every claim, and an arm
 whose claims do not hold is "not exercised", whatever its comparison says.
 """
 

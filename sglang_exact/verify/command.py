@@ -22,7 +22,6 @@ from rich.console import Console
 from sglang_exact.client.http import Failed
 from sglang_exact.verify import session
 from sglang_exact.verify.arms import EXTRA_ROLES, REFERENCE, TESTED
-from sglang_exact.verify.fleet import Address
 from sglang_exact.verify.output import (
     COULD_NOT_RUN,
     INTERRUPTED,
@@ -36,6 +35,7 @@ from sglang_exact.verify.output import (
 from sglang_exact.verify.plan import Settings
 from sglang_exact.verify.record import RecordError, RecordLost
 from sglang_exact.verify.runner import RunOptions
+from sglang_exact.verify.servers import Address
 from sglang_exact.view.console import Bar
 from sglang_exact.view.output import WouldBeLost, check_pages
 

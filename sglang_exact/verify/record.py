@@ -82,7 +82,9 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
 def outcome_from_json(row: dict[str, Any]) -> Outcome:
     """The reverse of outcome_to_json. Raises ValueError."""
     answer = None if row["answer"] is None else _with_bits(row["answer"])
-    return typed({**row, "answer": answer}, Outcome, ValueError)
+    # Records of before call it company.
+    beside = row.get("beside", row.get("company", 0))
+    return typed({**row, "answer": answer, "beside": beside}, Outcome, ValueError)
 
 
 class Writer:

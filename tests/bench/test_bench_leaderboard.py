@@ -87,7 +87,10 @@ def test_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
         ("a,b\n1,2\n", "found no run log"),
         ("no newline at all", "found no run log"),
         (",".join(Line._fields) + "\n1,2\n", "line 2: found 2 cells"),
-        (",".join(Line._fields) + "\n" + "x," * 14 + "x\n", r"line 2: \[2\]: found str, expected int"),
+        (
+            ",".join(Line._fields) + "\n" + "x," * 14 + "x\n",
+            r"line 2: \[2\]: found str, expected int",
+        ),
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, text: str, found: str) -> None:

@@ -232,31 +232,31 @@ class Board:
         wrong = stats.contradictions([answer.sample])
         if wrong:
             raise CannotRun(f"server {served.name}: {wrong[0]}, nor a draft length")
-        width = answer.sample.counters.draft_tokens() or served.draft_tokens
-        if width is None:
+        draft_tokens = answer.sample.counters.draft_tokens() or served.draft_tokens
+        if draft_tokens is None:
             raise CannotRun(
                 f"server {served.name}: found neither spec_verify_ct in its answers "
                 "nor a number of draft tokens in /server_info; expected a server that "
                 "speculates"
             )
-        if target.length is not None and width - 1 != target.length:
+        if target.length is not None and draft_tokens - 1 != target.length:
             raise CannotRun(
-                f"server {served.name}: found {width - 1} drafts per verify step, "
-                f"expected {target.length}; fix: use {{draft_tokens}} for "
+                f"server {served.name}: found {draft_tokens - 1} drafts per verify "
+                f"step, expected {target.length}; fix: use {{draft_tokens}} for "
                 "--speculative-num-draft-tokens, which counts the committed token"
             )
-        return width - 1
+        return draft_tokens - 1
 
     def _remember(self, served: Served) -> None:
         run = self.recorder.run
         if not run.provenance:
             run.provenance = provenance.collect([], {"prompt": self.plan.seed})
-        name, width = served.name.partition("@")[0], served.draft_tokens
+        name, draft_tokens = served.name.partition("@")[0], served.draft_tokens
         for known in run.provenance["servers"]:
             if known["name"].partition("@")[0] != name:
                 continue
             tokens = known["speculative"].get("speculative_num_draft_tokens")
-            free = BY_LENGTH if tokens != width else ()
+            free = BY_LENGTH if tokens != draft_tokens else ()
             lines = provenance.apart(known, served.facts, free)
             if lines:
                 raise CannotRun(
