@@ -132,8 +132,11 @@ def test_rows_of_a_leaderboard() -> None:
         "high": 60.0,
     }
     assert seven["speed_up"] == 2.5 and seven["distinct_answers"] == 2
-    assert seven["exactness"] == {"compared": 2, "ids_equal": 1}
-    assert exact == {"compared": 3, "ids_equal": 2, "plain_answers": 1}
+    found = seven["exactness"]
+    assert (found["compared"], found["ids_equal"]) == (2, 1)
+    assert found["first_difference"] == {"request": "2"}
+    counts = [exact[name] for name in ("compared", "ids_equal", "plain_answers")]
+    assert counts == [3, 2, 1]
     top = leaderboard_table.best(rows)
     assert [(r["configuration"], r["draft_length"]) for r in top] == [
         ("dflash2", 7),

@@ -65,7 +65,7 @@ def tables(run: BenchRun) -> list[TableData]:
                 number(decode.get("high")),
                 number(ttft),
                 "base" if row.get("plain") else number(gains.get(place), 2, "x"),
-                number(row.get("acceptance"), 2),
+                number(row.get("acceptance_length", row.get("acceptance")), 2),
                 str(row["requests"]),
                 "reference" if row.get("plain") else exact_cell(row.get("exactness")),
             )
