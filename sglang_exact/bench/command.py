@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
-import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -23,14 +21,14 @@ from rich.console import Console
 
 from sglang_exact.bench import provenance, servers
 from sglang_exact.bench.drive import CannotRun
-from sglang_exact.bench.run import BenchRun, Output, Recorder, RunError, now
+from sglang_exact.bench.run import BenchRun, Output, Recorder, RunError
 from sglang_exact.bench.run import resume as resumed
 from sglang_exact.bench.servers import Address, Served
 from sglang_exact.client.http import Client, Failed
 from sglang_exact.view import tables
-from sglang_exact.view.console import Bar
+from sglang_exact.view.console import Bar, stoppable
 from sglang_exact.view.files import NoPlot
-from sglang_exact.view.output import check_pages, write_atomic
+from sglang_exact.view.output import check_pages, stamped, write_atomic
 from sglang_exact.view.tables import TableData
 
 COULD_NOT_RUN = 2
@@ -108,7 +106,7 @@ class Job:
         self, verb: str, given: Given, shown: Tables, beside: str, resumes: bool
     ):
         self.verb, self.given, self.tables = verb, given, shown
-        self.path = output_path(given.output_file, verb)
+        self.path = given.output_file or stamped(f"bench-{verb}", ".json")
         self.beside = self.path.with_suffix(beside)
         resume = given.resume if resumes else None
         self.output = Output(self.path, [self.beside] if beside else [], resume)
@@ -246,15 +244,6 @@ def command() -> list[str]:
     return provenance.scrub_words(["sglang-exact", *sys.argv[1:]])
 
 
-def output_path(path: Path | None, verb: str, suffix: str = ".json") -> Path:
-    """The record's path; the default carries the time, so no record is lost."""
-    if path is not None:
-        return path
-    stamp = now().replace("-", "").replace(":", "").partition("+")[0]
-    # Two runs may start in the same second.
-    return Path(f"sglang-exact-bench-{verb}-{stamp}Z-{os.getpid()}{suffix}")
-
-
 def say(text: str) -> None:
     """One line on stderr."""
     typer.echo(text, err=True)
@@ -332,14 +321,6 @@ def leave(problems: Sequence[str], path: Path) -> None:
         raise typer.Exit(COULD_NOT_RUN)
 
 
-async def _stoppable(work: Coroutine[Any, Any, T]) -> T:
-    """Let SIGTERM end a run as Ctrl-C does: with its partial result."""
-    task = asyncio.current_task()
-    if task is not None and sys.platform != "win32":
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await work
-
-
 def execute(
     work: Coroutine[Any, Any, T], held: Callable[[], Path | None] = lambda: None
 ) -> T:
@@ -349,7 +330,7 @@ def execute(
     nothing.
     """
     try:
-        return asyncio.run(_stoppable(work))
+        return asyncio.run(stoppable(work))
     except (KeyboardInterrupt, asyncio.CancelledError):
         typer.echo(f"interrupted{_measured(held())}", err=True)
         raise typer.Exit(INTERRUPTED) from None

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -13,18 +12,13 @@ import orjson
 
 from sglang_exact.bench import provenance
 from sglang_exact.client.typed import typed
-from sglang_exact.view.output import WouldBeLost, write_atomic
+from sglang_exact.view.output import WouldBeLost, now, write_atomic
 
 SCHEMA = "sglang-exact-bench/1"
 
 
 class RunError(ValueError):
     """A record cannot be read; the text says what was found and what to do."""
-
-
-def now() -> str:
-    """The time in UTC, ISO 8601, to the second."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 @dataclass(slots=True)

@@ -8,8 +8,6 @@ interrupted. The result goes to stdout, progress and errors to stderr.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
 from collections.abc import Coroutine
 from enum import StrEnum
@@ -36,8 +34,8 @@ from sglang_exact.verify.plan import Settings
 from sglang_exact.verify.record import RecordError, RecordLost
 from sglang_exact.verify.runner import RunOptions
 from sglang_exact.verify.servers import Address
-from sglang_exact.view.console import Bar
-from sglang_exact.view.output import WouldBeLost, check_pages
+from sglang_exact.view.console import Bar, stoppable
+from sglang_exact.view.output import WouldBeLost, check_pages, stamped
 
 T = TypeVar("T")
 # Every request of a run is kept in memory.
@@ -344,9 +342,7 @@ def _output(path: Path | None, resume: bool, kind: str) -> Path:
         return path
     if resume:
         cannot("--resume: expected --output-file with the record to go on with")
-    stamp = session.now().replace("-", "").replace(":", "").partition("+")[0]
-    # Two runs may start in the same second.
-    return Path(f"sglang-exact-{kind}-{stamp}Z-{os.getpid()}.jsonl")
+    return stamped(kind, ".jsonl")
 
 
 def _check_pages(
@@ -366,17 +362,9 @@ def _display(total: int) -> Bar:
     return Bar(Console(file=cast(TextIO, Forgiving(sys.stderr))), total)
 
 
-async def _stoppable(work: Coroutine[Any, Any, T]) -> T:
-    """Let SIGTERM end a run as Ctrl-C does: with its partial result."""
-    task = asyncio.current_task()
-    if task is not None and sys.platform != "win32":
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await work
-
-
 def _run(work: Coroutine[Any, Any, T]) -> T:
     try:
-        return asyncio.run(_stoppable(work))
+        return asyncio.run(stoppable(work))
     except (KeyboardInterrupt, asyncio.CancelledError):
         tell("interrupted; the record keeps what was answered")
         raise typer.Exit(INTERRUPTED) from None

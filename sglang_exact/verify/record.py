@@ -20,6 +20,7 @@ from sglang_exact.client.answer import Sample, ServerInfo
 from sglang_exact.client.bits import bits_to_float, float32_bits
 from sglang_exact.client.typed import typed
 from sglang_exact.verify.model import NOT_REACHED, CheckResult, Outcome, Reference
+from sglang_exact.view.output import drop_cut_line
 
 FORMAT = 1
 
@@ -102,7 +103,7 @@ class Writer:
         try:
             _lock(self._file, self.path)
             if self._append:
-                _drop_cut_line(self.path)
+                drop_cut_line(self.path)
             else:
                 self._file.truncate(0)
         except BaseException:
@@ -181,13 +182,6 @@ def _lock(file: BinaryIO, path: Path) -> None:
     except OSError:
         # A file system without locks.
         return
-
-
-def _drop_cut_line(path: Path) -> None:
-    raw = path.read_bytes()
-    if raw and not raw.endswith(b"\n"):
-        with path.open("r+b") as file:
-            file.truncate(raw.rfind(b"\n") + 1)
 
 
 def is_begun(path: Path) -> bool:

@@ -16,6 +16,7 @@ from sglang_exact.verify.model import Outcome, Reference
 from sglang_exact.verify.plan import Job, PlannedCheck
 from sglang_exact.verify.record import Writer
 from sglang_exact.verify.servers import Server
+from sglang_exact.view.console import Display
 
 # After this many failures in a row a server is given up: 1,200 timeouts help nobody.
 GIVE_UP = 3
@@ -41,14 +42,6 @@ def drawn_anew(case: Case, info: ServerInfo) -> str:
         "the reference draws sampled answers anew: enable_deterministic_inference is "
         "off there"
     )
-
-
-class Display(Protocol):
-    """Where progress goes."""
-
-    def begin(self, name: str, tokens: int) -> None: ...
-    def advance(self, tokens: int) -> None: ...
-    def say(self, text: str) -> None: ...
 
 
 class References:

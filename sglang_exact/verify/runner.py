@@ -36,8 +36,9 @@ from sglang_exact.verify.model import (
 )
 from sglang_exact.verify.plan import Job, Plan, PlannedCheck
 from sglang_exact.verify.record import RecordLost, Writer
-from sglang_exact.verify.reference import Display, Prober, References, emptied
+from sglang_exact.verify.reference import Prober, References, emptied
 from sglang_exact.verify.servers import Server, Servers
+from sglang_exact.view.console import Display
 
 # A resumed run does not ask again what came out like this.
 FINAL = (VERIFIED, DIVERGED, NOT_OFFERED)

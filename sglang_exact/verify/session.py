@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, AsyncExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +21,12 @@ from sglang_exact.verify import record
 from sglang_exact.verify.arms import REFERENCE
 from sglang_exact.verify.model import NOT_REACHED, CheckResult, Reference
 from sglang_exact.verify.plan import Plan, Settings
-from sglang_exact.verify.reference import Display
 from sglang_exact.verify.replay import check_answers, given_reference
 from sglang_exact.verify.runner import Runner, RunOptions
 from sglang_exact.verify.servers import Address, Servers, connect
 from sglang_exact.verify.summary import Run
+from sglang_exact.view.console import Display
+from sglang_exact.view.output import now
 
 DisplayFactory = Callable[[int], AbstractContextManager[Display]]
 
@@ -44,11 +44,6 @@ class Inputs(NamedTuple):
     vocab_size: int | None = None
     by_ids: bool = False
     timeout: float = 1800.0
-
-
-def now() -> str:
-    """UTC time in ISO 8601, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 async def verify(inputs: Inputs, display: DisplayFactory) -> Run:

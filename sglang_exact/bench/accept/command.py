@@ -65,7 +65,7 @@ async def accept(
     published_file: Published = None,
 ) -> list[str]:
     """Speed-up and acceptance length on GSM8K, MATH-500, HumanEval, MBPP, MT-Bench."""
-    figures = published.load(published_file) if published_file else published.CARD
+    figures = published.load(published_file) if published_file else ()
     job.tables = lambda run: [*accept_table.tables(run, figures), published.table()]
     flights = shared.numbers(concurrency, "--concurrency")
     chosen = shared.names(dataset)

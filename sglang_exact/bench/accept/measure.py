@@ -19,11 +19,12 @@ from sglang_exact.bench import servers as serving
 from sglang_exact.bench import stats
 from sglang_exact.bench.accept.answers import AnswerFile
 from sglang_exact.bench.datasets import Dataset
-from sglang_exact.bench.drive import CannotRun, Display, Load, drive
+from sglang_exact.bench.drive import CannotRun, Load, drive
 from sglang_exact.bench.exactness import Tally, total
 from sglang_exact.bench.run import Recorder
 from sglang_exact.bench.servers import Served
 from sglang_exact.client.answer import IDS_ONLY, WITH_LOGPROBS, Answer, Request, Sample
+from sglang_exact.view.console import Display
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures that others published, each with its source; nothing is estimated.
 
-CARD holds the figures of the DFlash2 model card for the accept table. It is empty: no
-copy of the card with a source that can be cited is at hand. A reader who has the card
-gives its figures as a file, see `load`.
+No copy of the DFlash2 model card with a source that can be cited is at hand: a reader
+who has the card gives its figures for the accept table as a file, see `load`.
 """
 
 from __future__ import annotations
@@ -40,9 +39,6 @@ class Card(msgspec.Struct):
 
     source: Annotated[str, msgspec.Meta(min_length=1)]
     figures: list[Figure]
-
-
-CARD: tuple[Figure, ...] = ()
 
 
 class Speed(NamedTuple):

@@ -21,9 +21,7 @@ NO_CARD = (
 )
 
 
-def tables(
-    run: BenchRun, figures: Sequence[Figure] = published.CARD
-) -> list[TableData]:
+def tables(run: BenchRun, figures: Sequence[Figure] = ()) -> list[TableData]:
     """Speed and acceptance length, one row per data set and concurrency."""
     names = list(dict.fromkeys(row["server"] for row in run.rows))
     plain = {row["server"] for row in run.rows if row["plain"]}

@@ -15,7 +15,7 @@ from typing import Any
 
 from sglang_exact.bench import exactness, prompts, stats
 from sglang_exact.bench import servers as serving
-from sglang_exact.bench.drive import CannotRun, Display, shorter
+from sglang_exact.bench.drive import CannotRun, shorter
 from sglang_exact.bench.exactness import Tally
 from sglang_exact.bench.run import Recorder
 from sglang_exact.bench.servers import Served
@@ -26,6 +26,7 @@ from sglang_exact.client.answer import (
     Request,
     Sample,
 )
+from sglang_exact.view.console import Display
 
 LENGTHS = (64, 2048, 131072)
 """Short, 2k and 128k."""

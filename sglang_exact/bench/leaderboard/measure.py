@@ -19,13 +19,15 @@ import orjson
 
 from sglang_exact.bench import prompts, provenance, stats
 from sglang_exact.bench import servers as serving
-from sglang_exact.bench.drive import CannotRun, Display, shorter
+from sglang_exact.bench.drive import CannotRun, shorter
 from sglang_exact.bench.leaderboard import launch
 from sglang_exact.bench.leaderboard.run_log import Line, RunLog
 from sglang_exact.bench.leaderboard.tables import summarize
-from sglang_exact.bench.run import BenchRun, Recorder, RunError, load, now
+from sglang_exact.bench.run import BenchRun, Recorder, RunError, load
 from sglang_exact.bench.servers import Address, Served
 from sglang_exact.client.answer import STREAMED, Request, Sample
+from sglang_exact.view.console import Display
+from sglang_exact.view.output import now
 
 WARM_UP_TOKENS = 64
 # What --draft-lengths changes, and so may differ inside one configuration.

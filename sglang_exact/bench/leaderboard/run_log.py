@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sglang_exact.bench.drive import CannotRun
 from sglang_exact.client.typed import typed
+from sglang_exact.view.output import append, drop_cut_line, whole_lines
 
 
 class Line(NamedTuple):
@@ -63,13 +63,11 @@ class RunLog:
         if path.exists() and path.stat().st_size:
             self._read()
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._write(Line._fields)
 
     def _read(self) -> None:
-        raw = self.path.read_bytes()
-        whole = raw[: raw.rfind(b"\n") + 1]
-        rows = list(csv.reader(io.StringIO(whole.decode("utf-8", "replace"))))
+        text = whole_lines(self.path).decode("utf-8", "replace")
+        rows = list(csv.reader(io.StringIO(text)))
         if not rows or tuple(rows[0]) != Line._fields:
             raise CannotRun(
                 f"{self.path}: found no run log of this release; expected its header; "
@@ -83,8 +81,7 @@ class RunLog:
                     f"{self.path}: line {number}: {error}; fix: remove the line, or "
                     "name another file with --csv"
                 ) from error
-        if len(whole) != len(raw):
-            os.truncate(self.path, len(whole))
+        drop_cut_line(self.path)
 
     def append(self, line: Line) -> None:
         """Add a run; it is on disk when this returns."""
@@ -94,10 +91,7 @@ class RunLog:
     def _write(self, cells: tuple[Any, ...]) -> None:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerow(cells)
-        with self.path.open("ab") as file:
-            file.write(text.getvalue().encode())
-            file.flush()
-            os.fsync(file.fileno())
+        append(self.path, text.getvalue().encode())
 
     def done(self, configuration: str, draft_length: int) -> set[int]:
         """Numbers of the runs that are there."""

@@ -17,7 +17,7 @@ from typing import Any
 from sglang_exact.bench import provenance, servers
 from sglang_exact.bench.drive import CannotRun
 from sglang_exact.bench.exactness import Tally, total
-from sglang_exact.bench.run import Recorder, now
+from sglang_exact.bench.run import Recorder
 from sglang_exact.bench.servers import Served
 from sglang_exact.bench.stats import spread
 from sglang_exact.bench.sweep import aiperf
@@ -25,6 +25,7 @@ from sglang_exact.bench.sweep import exports as aiperf_exports
 from sglang_exact.bench.sweep.aiperf import Shape, Target
 from sglang_exact.bench.sweep.exports import Reply, Result
 from sglang_exact.bench.sweep.tables import decode_median, exact_cell
+from sglang_exact.view.output import now
 from sglang_exact.view.tables import number
 
 SHAPES = (

@@ -40,8 +40,7 @@ def speedups(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], float |
 
 def decode_median(row: Mapping[str, Any]) -> float | None:
     """Median decode tok/s of a row."""
-    found = row.get("decode_tok_s")
-    return found.get("median") if isinstance(found, dict) else None
+    return stats.middle(row, "decode_tok_s")
 
 
 def tables(run: BenchRun) -> list[TableData]:
@@ -120,21 +119,14 @@ def plot(run: BenchRun, path: Path) -> None:
 
 def speed_plot(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Decode speed over context."""
-    base = {
-        r["length"]: stats.middle(r, "decode_tok_s") for r in rows if r.get("plain")
-    }
+    gains = speedups(rows)
     series = []
     for name, own in stats.by(rows, "server").items():
-        known = [r for r in own if stats.middle(r, "decode_tok_s")]
-        known.sort(key=lambda r: r["length"])
-        gains = []
-        for row in known:
-            plain = base.get(row["length"])
-            gain = stats.middle(row, "decode_tok_s")
-            shown = not row.get("plain") and plain and gain
-            gains.append(f"{gain / plain:.2f}x" if shown and gain and plain else "")
-        points = [(r["length"], stats.middle(r, "decode_tok_s") or 0.0) for r in known]
-        series.append(charts.Series(name, points, texts=gains))
+        known = sorted((r for r in own if decode_median(r)), key=lambda r: r["length"])
+        points = [(r["length"], decode_median(r) or 0.0) for r in known]
+        found = [gains.get((name, r["length"])) for r in known]
+        texts = ["" if gain is None else f"{gain:.2f}x" for gain in found]
+        series.append(charts.Series(name, points, texts=texts))
     title = "Decode speed over context, speed-up over plain at each point"
     return charts.lines(
         title, series, "ISL = OSL, tokens", "decode tok/s, median", log_x=True
