@@ -51,63 +51,18 @@ class Speed(NamedTuple):
     source: str
 
 
+_RTX6K = "github.com/local-inference-lab/rtx6kpro/issues/81"
+_MTP = "github.com/sudoingX/qwen38-mtp/pull/68"
+_MLX = "github.com/Blaizzy/mlx-vlm/pull/2140"
 REPORTED = (
-    Speed(
-        "RTX PRO 6000, FP8, DFlash2",
-        1,
-        108.75,
-        "not claimed",
-        "github.com/local-inference-lab/rtx6kpro/issues/81",
-    ),
-    Speed(
-        "RTX PRO 6000, FP8, DFlash2",
-        4,
-        390.23,
-        "not claimed",
-        "github.com/local-inference-lab/rtx6kpro/issues/81",
-    ),
-    Speed(
-        "vLLM, FP8, MTP with 3 drafts",
-        1,
-        77.8,
-        "not claimed",
-        "github.com/local-inference-lab/rtx6kpro/issues/81",
-    ),
-    Speed(
-        "vLLM, FP8, MTP with 3 drafts",
-        4,
-        292.7,
-        "not claimed",
-        "github.com/local-inference-lab/rtx6kpro/issues/81",
-    ),
-    Speed(
-        "RTX 5090, llama.cpp Q4, plain",
-        1,
-        71.9,
-        "not claimed",
-        "github.com/sudoingX/qwen38-mtp/pull/68",
-    ),
-    Speed(
-        "RTX 5090, llama.cpp Q4, MTP",
-        1,
-        170.3,
-        "not claimed",
-        "github.com/sudoingX/qwen38-mtp/pull/68",
-    ),
-    Speed(
-        "M5 Max, mlx-vlm 4-bit, DFlash2, code",
-        1,
-        63.3,
-        "ids equal 200/200",
-        "github.com/Blaizzy/mlx-vlm/pull/2140",
-    ),
-    Speed(
-        "M5 Max, mlx-vlm 4-bit, DFlash2, math",
-        1,
-        60.7,
-        "ids equal 200/200",
-        "github.com/Blaizzy/mlx-vlm/pull/2140",
-    ),
+    Speed("RTX PRO 6000, FP8, DFlash2", 1, 108.75, "not claimed", _RTX6K),
+    Speed("RTX PRO 6000, FP8, DFlash2", 4, 390.23, "not claimed", _RTX6K),
+    Speed("vLLM, FP8, MTP with 3 drafts", 1, 77.8, "not claimed", _RTX6K),
+    Speed("vLLM, FP8, MTP with 3 drafts", 4, 292.7, "not claimed", _RTX6K),
+    Speed("RTX 5090, llama.cpp Q4, plain", 1, 71.9, "not claimed", _MTP),
+    Speed("RTX 5090, llama.cpp Q4, MTP", 1, 170.3, "not claimed", _MTP),
+    Speed("M5 Max, mlx-vlm 4-bit, DFlash2, code", 1, 63.3, "ids equal 200/200", _MLX),
+    Speed("M5 Max, mlx-vlm 4-bit, DFlash2, math", 1, 60.7, "ids equal 200/200", _MLX),
 )
 """Qwen3.8-27B as its users report it, on hardware and at precisions of their own."""
 
