@@ -91,9 +91,10 @@ def _checked(raw: dict[str, Any], path: Path) -> BenchRun:
     names = {f.name for f in fields(BenchRun)}
     problems = [f"unknown field {name!r}" for name in sorted(set(raw) - names)]
     problems += [f"no field {name!r}" for name in sorted(names - set(raw))]
+    fix = "fix: name a file that this release of `sglang-exact bench` wrote"
     if problems:
-        raise RunError(f"{path}: {'; '.join(problems)}")
-    return typed(raw, BenchRun, lambda text: RunError(f"{path}: {text}"))
+        raise RunError(f"{path}: {'; '.join(problems)}; {fix}")
+    return typed(raw, BenchRun, lambda text: RunError(f"{path}: {text}; {fix}"))
 
 
 def resume(kept: BenchRun, fresh: BenchRun, path: Path) -> BenchRun:

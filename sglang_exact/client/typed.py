@@ -10,12 +10,10 @@ from typing import Any, TypeVar
 import msgspec
 
 T = TypeVar("T")
-_WORDS = (
-    (r"Expected (.+), got (.+)", r"found \2, expected \1"),
-    (r"Expected (.+)", r"found another value, expected \1"),
-    (r"Object missing required field (.+)", r"found no \1"),
-    (r"Object contains unknown field (.+)", r"found an unknown field \1"),
-)
+_OTHER_TYPE = re.compile(r"Expected (.+), got (.+)")
+_OTHER_VALUE = re.compile(r"Expected (.+)")
+_MISSING = re.compile(r"Object missing required field (.+)")
+_UNKNOWN = re.compile(r"Object contains unknown field (.+)")
 
 
 def typed(
@@ -35,8 +33,16 @@ def typed(
 def _said(text: str) -> str:
     """msgspec's message, which holds types and places and nothing of the value."""
     text, _, place = text.replace("`", "").partition(" - at $")
-    for pattern, words in _WORDS:
-        if re.fullmatch(pattern, text):
-            text = re.sub(pattern, words, text)
-            break
+    if match := _OTHER_TYPE.fullmatch(text):
+        kind, got = match.groups()
+        text = f"found {got}, expected {kind}"
+    elif match := _OTHER_VALUE.fullmatch(text):
+        (kind,) = match.groups()
+        text = f"found another value, expected {kind}"
+    elif match := _MISSING.fullmatch(text):
+        (field,) = match.groups()
+        text = f"found no {field}, expected it"
+    elif match := _UNKNOWN.fullmatch(text):
+        (field,) = match.groups()
+        text = f"found an unknown field {field}"
     return f"{place.lstrip('.')}: {text}" if place else text

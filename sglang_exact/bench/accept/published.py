@@ -79,7 +79,7 @@ def load(path: Path) -> tuple[Figure, ...]:
         raw = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as JSON: {error}") from error
-    card = typed(raw, Card, lambda text: ValueError(f"{path}: {text}"))
+    card = typed(raw, Card, lambda text: ValueError(f"{path}: {text}; fix: correct it"))
     replace = msgspec.structs.replace
     return tuple(replace(figure, source=card.source) for figure in card.figures)
 
