@@ -12,7 +12,7 @@ import orjson
 
 from sglang_exact.bench import provenance
 from sglang_exact.client.typed import typed
-from sglang_exact.view.output import WouldBeLost, now, write_atomic
+from sglang_exact.view.output import WouldBeLost, json_bytes, now, write_atomic
 
 SCHEMA = "sglang-exact-bench/1"
 
@@ -59,8 +59,7 @@ def save(run: BenchRun, path: Path) -> None:
 
     Raises OSError.
     """
-    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    write_atomic(path, orjson.dumps(run.to_json(), option=options))
+    write_atomic(path, json_bytes(run.to_json()))
 
 
 def load(path: Path) -> BenchRun:

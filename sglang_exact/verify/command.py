@@ -22,7 +22,6 @@ from sglang_exact.verify import session
 from sglang_exact.verify.arms import EXTRA_ROLES, REFERENCE, TESTED
 from sglang_exact.verify.output import (
     COULD_NOT_RUN,
-    INTERRUPTED,
     Forgiving,
     cannot,
     command_line,
@@ -365,11 +364,7 @@ def _display(total: int) -> Bar:
 def _run(work: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(stoppable(work))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        tell("interrupted; the record keeps what was answered")
-        raise typer.Exit(INTERRUPTED) from None
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
     except (Failed, RecordLost, ValueError, OSError) as error:
         cannot(str(error))
-    except Exception as error:
-        # Whatever a server may have caused, the user gets one line and status 2.
-        cannot(f"unexpected {type(error).__name__}: {error}")

@@ -23,7 +23,7 @@ from sglang_exact.verify.model import (
 )
 from sglang_exact.verify.summary import Run
 from sglang_exact.view import page
-from sglang_exact.view.output import write_atomic
+from sglang_exact.view.output import json_bytes, write_atomic
 
 STYLES = {
     VERIFIED: "green",
@@ -33,12 +33,6 @@ STYLES = {
     COULD_NOT_RUN: "yellow",
     NOT_REACHED: "yellow",
 }
-
-
-def json_bytes(value: Any) -> bytes:
-    """Indented JSON with a final newline."""
-    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    return orjson.dumps(value, option=options)
 
 
 def html(run: Run) -> str:

@@ -8,6 +8,9 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 # How a bench record, a verifier's record, a run log and kept answers begin.
 _MEASURED = (
@@ -55,6 +58,12 @@ def append(path: Path, raw: bytes) -> None:
 
 class WouldBeLost(ValueError):
     """Writing a file would cost measurements; the text says which and what to do."""
+
+
+def json_bytes(value: Any) -> bytes:
+    """Indented JSON with a final newline."""
+    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    return orjson.dumps(value, option=options)
 
 
 def write_atomic(path: Path, raw: bytes) -> None:
