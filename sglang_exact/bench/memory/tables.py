@@ -41,7 +41,7 @@ def overheads(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             continue
         apart: dict[str, Any] = {"server": other["server"], "base": name}
         for key, _ in FIGURES.values():
-            sides = (other.get(key), base.get(key))
+            sides: tuple[Any, Any] = (other.get(key), base.get(key))
             apart[key] = None if None in sides else sides[0] - sides[1]
         unnamed = apart["not_named_gib"]
         drafts = unnamed is not None and other["speculative"]
