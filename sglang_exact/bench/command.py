@@ -8,7 +8,6 @@ interrupted. Tables go to stdout, progress and errors to stderr.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -28,6 +27,7 @@ from sglang_exact.client.http import Client, Failed
 from sglang_exact.view import tables
 from sglang_exact.view.console import Bar, stoppable
 from sglang_exact.view.files import NoPlot
+from sglang_exact.view.options import with_options
 from sglang_exact.view.output import check_pages, stamped, write_atomic
 from sglang_exact.view.tables import TableData
 
@@ -200,43 +200,16 @@ def measures(
 
             leave(execute(whole(), job.output.held), job.path)
 
-        return with_options(work, run, without, request_timeout=request_timeout)
+        return with_options(
+            run,
+            Given,
+            own=work,
+            after="plain",
+            without=without,
+            request_timeout=request_timeout,
+        )
 
     return decorate
-
-
-def with_options(
-    work: Callable[..., Any],
-    run: Callable[..., None],
-    without: Sequence[str],
-    **defaults: Any,
-) -> Callable[..., None]:
-    """`run` as a command: called with a Given and the options of `work`'s own.
-
-    The first parameter of `work` is no option. `without` names those of Given that the
-    command does not have, `defaults` replace those of Given.
-    """
-    shared = inspect.signature(Given, eval_str=True).parameters
-    common = [
-        p.replace(default=defaults.get(name, p.default))
-        for name, p in shared.items()
-        if name not in without
-    ]
-    _, *own = inspect.signature(work, eval_str=True).parameters.values()
-
-    def called(**values: Any) -> None:
-        given = Given(**{p.name: values.pop(p.name) for p in common})
-        run(given, **values)
-
-    # Servers first, then what the command is about, then its files.
-    first = [p for p in common if p.name in ("server", "plain")]
-    order = [*first, *own, *(p for p in common if p not in first)]
-    kind = inspect.Parameter.KEYWORD_ONLY
-    options = [p.replace(kind=kind) for p in order]
-    called.__doc__, called.__name__ = work.__doc__, work.__name__
-    called.__annotations__ = {p.name: p.annotation for p in options}
-    vars(called)["__signature__"] = inspect.Signature(options)
-    return called
 
 
 def command() -> list[str]:

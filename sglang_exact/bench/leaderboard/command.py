@@ -18,6 +18,7 @@ from sglang_exact.bench.leaderboard import tables as leaderboard_table
 from sglang_exact.bench.leaderboard.run_log import RunLog
 from sglang_exact.bench.run import BenchRun, Recorder
 from sglang_exact.view import files as plotting
+from sglang_exact.view.options import with_options
 from sglang_exact.view.output import check_pages
 
 Servers = Annotated[
@@ -137,6 +138,4 @@ def _leaderboard(
     shared.leave(problems, csv)
 
 
-leaderboard = shared.with_options(
-    _leaderboard, _leaderboard, ("server", "plain", "resume")
-)
+leaderboard = with_options(_leaderboard, Given, without=("server", "plain", "resume"))
