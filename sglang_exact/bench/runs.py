@@ -88,14 +88,16 @@ def servers(run: BenchRun) -> list[dict[str, Any]]:
     return [s for s in found if isinstance(s, dict)] if isinstance(found, list) else []
 
 
+def _object(value: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """What a record says there, if it is an object."""
+    found = value.get(key)
+    return found if isinstance(found, dict) else {}
+
+
 def facts(server: Mapping[str, Any]) -> dict[str, str]:
     """What one server says of the things that make up a set-up."""
-    fields = server.get("fields")
-    fields = fields if isinstance(fields, dict) else {}
-    exact = server.get("attestation")
-    exact = exact if isinstance(exact, dict) else {}
-    tests = exact.get("test_settings")
-    tests = tests if isinstance(tests, dict) else {}
+    fields, exact = _object(server, "fields"), _object(server, "attestation")
+    tests = _object(exact, "test_settings")
     found = {key: shown(fields.get(key)) for key in FIELDS if key in fields}
     found["host version"] = shown(server.get("version"))
     if exact:
