@@ -180,9 +180,9 @@ def measures(
 ) -> Callable[[Work], Callable[..., None]]:
     """Make a command of a coroutine function that gets a Job and options of its own.
 
-    It returns what was not measured; nothing completes the record. `without` names
-    shared options that it does not have, `beside` is the suffix of what it keeps
-    beside the record.
+    It returns what was not measured: the record is complete where that is nothing.
+    `without` names shared options that it does not have, `beside` is the suffix of what
+    it keeps beside the record.
     """
     without = [*without, *([] if resumes else ["resume"]), *([] if plot else ["plot"])]
 
