@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what a block of tokens changes around the end of an answer.
-
-Run by `request_checks` against the host's own classes.
-"""
+"""What a block of tokens changes around the end of an answer."""
 
 from __future__ import annotations
 
@@ -10,7 +7,8 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-from request_check_tools import byte_request, cuts_of, stock
+import torch
+from request_tools import byte_request, cuts_of, stock
 
 THINK_END = 90
 
@@ -59,11 +57,11 @@ def _reasoning_differences() -> list[int]:
     return sorted(set(wrong))
 
 
-def check_reasoning_tokens_are_those_returned() -> None:
+def test_reasoning_tokens_are_those_returned() -> None:
     assert _reasoning_differences() == []
 
 
-def control_host_counts_reasoning_past_the_end() -> None:
+def test_control_host_counts_reasoning_past_the_end() -> None:
     with stock(_processor(), "_maybe_update_reasoning_tokens"):
         assert _reasoning_differences() == [0, 1, 2]
 
@@ -88,8 +86,6 @@ def _under_a_grammar(stream: list[int], speculative: bool, early: bool) -> Any:
     Plain decoding checks a token, then advances the grammar; speculation advances
     first, and with `early` already for the token of the prefill.
     """
-    import torch
-
     req = byte_request(ignore_eos=True)
     req.grammar = UntilEnd()
     processor = SimpleNamespace()
@@ -132,10 +128,10 @@ def _grammar_differences() -> list[Any]:
     ]
 
 
-def check_a_grammar_ends_where_it_does_in_plain_decoding() -> None:
+def test_a_grammar_ends_where_it_does_in_plain_decoding() -> None:
     assert _grammar_differences() == []
 
 
-def control_host_ends_a_grammar_one_token_early() -> None:
+def test_control_host_ends_a_grammar_one_token_early() -> None:
     with stock(_processor(), "advance_grammar_fsm"):
         assert len(_grammar_differences()) >= 3

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of verify: its rows are decode steps, for every drafter.
-
-Run by `request_checks` against the host's own classes.
-"""
+"""Verify: its rows are decode steps, for every drafter."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-from request_check_tools import (
+import pytest
+import torch
+from request_tools import (
     VOCAB,
     WIDTH,
     batch_info,
@@ -17,6 +16,8 @@ from request_check_tools import (
     make_request,
     serve,
 )
+
+from sglang_exact.hooks import accept, base, verify_sampling
 
 MIXED: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -31,12 +32,8 @@ MIXED: tuple[dict[str, Any], ...] = (
 SERIAL = (False, True, True, False, True, False)
 
 
-def check_verify_row_is_the_decode_step() -> None:
+def test_verify_row_is_the_decode_step() -> None:
     """Every row that can be accepted has decode's token and decode's logits."""
-    import torch
-
-    from sglang_exact.hooks import verify_sampling
-
     torch.manual_seed(2)
     reqs = [make_request(**given) for given in MIXED]
     emitted = [[7, 7, 8, 2]] * len(MIXED)
@@ -65,12 +62,9 @@ def check_verify_row_is_the_decode_step() -> None:
             del alive
 
 
-def check_nan_is_sanitised_in_verify() -> None:
+def test_nan_is_sanitised_in_verify() -> None:
     """NaN never wins where decode would not let it; off, it wins in both."""
-    import torch
     from sglang.srt.environ import envs
-
-    from sglang_exact.hooks import verify_sampling
 
     for given in ({"temperature": 0.0}, {"temperature": 0.0, "logit_bias": {"1": 1.0}}):
         for sanitise in (True, False):
@@ -91,11 +85,7 @@ def check_nan_is_sanitised_in_verify() -> None:
             del batch
 
 
-def check_serial_drafts_are_made_wrong() -> None:
-    import torch
-
-    from sglang_exact.hooks import verify_sampling
-
+def test_serial_drafts_are_made_wrong() -> None:
     info, _ = batch_info([make_request(), make_request(frequency_penalty=1.0)])
     setattr(info, verify_sampling._ROWS, [False, True])
     chosen = torch.tensor([[4, 5, 6, 7], [4, 5, VOCAB - 1, 7]])
@@ -109,10 +99,6 @@ def check_serial_drafts_are_made_wrong() -> None:
 
 def _accepted(reqs: list[Any], drafts: Any, logits: Any, **given: Any) -> Any:
     """What DFLASH's acceptance is told, and the worker it belongs to."""
-    import torch
-
-    from sglang_exact.hooks import accept, verify_sampling
-
     info, _ = batch_info(reqs)
     forward = info.copy_for_forward()
     serial = [verify_sampling.is_serial(req) for req in reqs]
@@ -132,10 +118,8 @@ def _accepted(reqs: list[Any], drafts: Any, logits: Any, **given: Any) -> Any:
     return told, worker
 
 
-def check_dflash_acceptance_compares_with_decode() -> None:
+def test_dflash_acceptance_compares_with_decode() -> None:
     """Greedy rows beside a sampled one and a counted one; the selector has no say."""
-    import torch
-
     torch.manual_seed(4)
     logits = torch.randn(3 * WIDTH, VOCAB)
     drafts = torch.randint(3, VOCAB, (3, WIDTH))
@@ -154,12 +138,9 @@ def check_dflash_acceptance_compares_with_decode() -> None:
     assert (told["candidates"][2, 1:] != told["target_predict"][2, :-1]).all()
 
 
-def check_eagle_acceptance_compares_with_decode() -> None:
+def test_eagle_acceptance_compares_with_decode() -> None:
     """The host's own greedy acceptance, on stand-ins: EAGLE, NEXTN and NGRAM."""
-    import torch
     from sglang.srt.speculative import eagle_utils
-
-    from sglang_exact.hooks import verify_sampling
 
     torch.manual_seed(5)
     reqs = [
@@ -208,22 +189,15 @@ def check_eagle_acceptance_compares_with_decode() -> None:
     del owner
 
 
-def check_argmax_without_logits_is_refused_when_it_is_not_the_answer() -> None:
-    import torch
-
-    from sglang_exact.hooks import base
-
+def test_argmax_without_logits_is_refused_when_it_is_not_the_answer() -> None:
     drafts, argmax = torch.ones(1, WIDTH), torch.ones(1, WIDTH)
     plain = [make_request(temperature=0.0)]
     told, _ = _accepted(plain, drafts, None, target_predict=argmax)
     assert told["target_predict"] is argmax
     counted = [make_request(temperature=0.0, frequency_penalty=1.0)]
     for reqs in (counted, [make_request(sampling_seed=1)]):
-        try:
+        with pytest.raises(base.Unsupported):
             _accepted(reqs, drafts, None, target_predict=argmax)
-        except base.Unsupported:
-            continue
-        raise AssertionError("expected a refusal")
 
 
 def _skips_logits(host: bool) -> bool:
@@ -238,17 +212,15 @@ def _skips_logits(host: bool) -> bool:
     return bool(ask(worker, batch, info.copy_for_forward()))
 
 
-def check_verify_logits_are_gathered_over_ranks() -> None:
+def test_verify_logits_are_gathered_over_ranks() -> None:
     assert not _skips_logits(host=False)
 
 
-def control_host_skips_logits_that_penalties_would_change() -> None:
+def test_control_host_skips_logits_that_penalties_would_change() -> None:
     assert _skips_logits(host=True)
 
 
-def check_dspark_folds_only_plain_greedy_steps() -> None:
-    from sglang_exact.hooks import accept, verify_sampling
-
+def test_dspark_folds_only_plain_greedy_steps() -> None:
     for given, fold in (({}, True), ({"repetition_penalty": 1.5}, False)):
         reqs = [make_request(temperature=0.0, **given)]
         info, batch = batch_info(reqs)
@@ -258,12 +230,7 @@ def check_dspark_folds_only_plain_greedy_steps() -> None:
         del batch
 
 
-def check_unmarked_batch_is_refused() -> None:
-    from sglang_exact.hooks import base, verify_sampling
-
+def test_unmarked_batch_is_refused() -> None:
     info, _ = batch_info([make_request()])
-    try:
+    with pytest.raises(base.Unsupported):
         verify_sampling.serial_of(info)
-    except base.Unsupported:
-        return
-    raise AssertionError("expected a refusal")
