@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from rehearsed import OPTION, Inside, Outside
 
 if TYPE_CHECKING:
     from sglang_exact.hooks.registered import Decision
@@ -39,6 +40,15 @@ if not _has_cuda():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(OPTION, help="where the process of the rehearsal writes reports")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    inside = config.getoption(OPTION)
+    config.pluginmanager.register(Inside(config) if inside else Outside())
+
+
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
@@ -48,7 +58,7 @@ def pytest_collection_modifyitems(
         missing["gpu"] = "needs a CUDA device"
     if not _has_host():
         missing["host"] = "needs the pinned SGLang importable"
-        missing["e2e"] = missing["host"]
+        missing["e2e"] = missing["rehearsal"] = missing["host"]
     for item in items:
         for marker, reason in missing.items():
             if item.get_closest_marker(marker):

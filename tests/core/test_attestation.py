@@ -82,6 +82,15 @@ def test_host_fingerprint_follows_the_source(monkeypatch: pytest.MonkeyPatch) ->
     assert len({before, changed, gone}) == 3
 
 
+@pytest.mark.host
+def test_host_fingerprint_of_files_as_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken from the pins, it is the one that parsing the files gives."""
+    names = hooks.pinned_names()[::20]
+    short = attestation.host_fingerprint(names)
+    monkeypatch.setattr(compat, "certain", lambda pins, names: {})
+    assert attestation.host_fingerprint(names) == short
+
+
 def test_numerics() -> None:
     """`bitwise` needs the pins, every hook and a GPU."""
     on = Settings(enable=True)

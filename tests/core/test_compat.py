@@ -23,6 +23,29 @@ def test_the_pinned_host_has_no_reasons() -> None:
     names = hooks.pinned_names()
     assert len(names) > 40
     assert compat.reasons(names) == []
+    # Both ways to know it: by the bytes of its files, and by parsing each target.
+    pins = compat.load(VERSION)
+    assert pins is not None
+    assert compat.certain(pins, names) == pins.targets
+    assert compat.target_reasons(pins, names) == []
+
+
+@pytest.mark.host
+def test_what_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Targets of a file with one other byte, those without a pin, and no others."""
+    pins = compat.load(VERSION)
+    assert pins is not None
+    names = hooks.pinned_names()
+    file, _ = host.module_file(names[0])
+    there = [name for name in names if host.module_file(name)[0] == file]
+    read = Path.read_bytes
+    edited = lambda path: read(path) + b"\n" * (path == file)  # noqa: E731
+    monkeypatch.setattr(Path, "read_bytes", edited)
+    assert compat.certain(pins, names).keys() == pins.targets.keys() - there
+    last = names[-1]
+    pinned = {name: pin for name, pin in pins.targets.items() if name != last}
+    found = compat.certain(pins._replace(targets=pinned), [*names, "sglang.srt.no.f"])
+    assert found.keys() == pinned.keys() - there
 
 
 def test_every_target_is_pinned() -> None:

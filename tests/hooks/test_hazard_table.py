@@ -14,8 +14,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "exactness.md"
 SUITES = ("core", "docs", "e2e", "hooks", "kernels", "launch", "rehearsal", "selftest")
-# The checks that `test_requests_in_host.py` runs by name.
-PREFIXES = ("check_", "control_")
 
 HAZARDS = (
     *("GDN decode and verify", "Attention in decode and verify", "Linear layers"),
@@ -56,17 +54,13 @@ def rows(text: str) -> list[list[str]]:
 def named(cell: str) -> list[str]:
     """The tests that a cell names."""
     names = re.findall(r"`([^`]+)`", cell)
-    return [n for n in names if n.startswith(("test_", *PREFIXES))]
+    return [n for n in names if n.startswith("test_")]
 
 
 def missing(names: Iterable[str], collected: set[str]) -> list[str]:
     """The names that are no collected test; parameters count only if they are given."""
     plain = {name.partition("[")[0] for name in collected}
-    known = collected | plain
-    for name in list(collected):
-        if name.startswith("test_host["):
-            known.add(name[len("test_host[") : -1])
-    return sorted(set(names) - known)
+    return sorted(set(names) - collected - plain)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +95,7 @@ def test_every_hazard_has_a_row() -> None:
 
 def test_a_name_that_does_not_exist_is_found(collected: set[str]) -> None:
     """Control: a wrong name, a wrong parameter and an empty cell are seen."""
-    wrong = ["test_nothing_of_the_kind", "test_chunk_grid[never]", "check_nothing"]
+    wrong = ["test_nothing_of_the_kind", "test_chunk_grid[never]"]
     assert missing(wrong, collected) == sorted(wrong)
     table = "| Hazard | a | b | Test |\n|---|---|---|---|\n| x | y | z | later |\n"
     assert [row[0] for row in rows(table) if not named(row[-1])] == ["x"]

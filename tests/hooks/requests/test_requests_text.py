@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the endpoints of text on a server without a tokenizer.
-
-Run by `request_checks` against the host's own classes.
-"""
+"""The endpoints of text on a server without a tokenizer."""
 
 from __future__ import annotations
 
@@ -10,6 +7,9 @@ import asyncio
 import inspect
 from types import SimpleNamespace
 from typing import Any
+
+from sglang_exact.hooks import base, in_force, text_endpoints
+from sglang_exact.hooks.text_endpoints import NO_TOKENIZER
 
 
 def _error(function: Any, tokenizer: Any = None) -> BaseException | None:
@@ -33,14 +33,10 @@ async def _answer(found: Any) -> Any:
 
 
 def _targets() -> list[Any]:
-    from sglang_exact.hooks import base, in_force, text_endpoints
-
     return [in_force.resolve(hook.target) for hook in base.of(text_endpoints)]
 
 
-def check_endpoints_of_text_name_a_missing_tokenizer() -> None:
-    from sglang_exact.hooks.text_endpoints import NO_TOKENIZER
-
+def test_endpoints_of_text_name_a_missing_tokenizer() -> None:
     for function in _targets():
         error = _error(function)
         assert type(error) is ValueError, (function, error)
@@ -48,6 +44,6 @@ def check_endpoints_of_text_name_a_missing_tokenizer() -> None:
         assert str(_error(function, tokenizer=object())) != str(NO_TOKENIZER)
 
 
-def control_host_looks_for_a_tokenizer_that_is_not_there() -> None:
+def test_control_host_looks_for_a_tokenizer_that_is_not_there() -> None:
     for function in _targets():
         assert type(_error(function.__wrapped__)) is not ValueError, function

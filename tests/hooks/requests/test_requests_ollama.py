@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the Ollama endpoints on the host's own classes.
+"""The Ollama endpoints on the host's own classes.
 
-Run by `request_checks`. The manager behind them is a fake that yields given outputs.
+The manager behind them is a fake that yields given outputs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
-from request_check_tools import Bytes, stock
+import pytest
+from request_tools import Bytes, stock
+
+from sglang_exact.hooks import ollama
 
 FINISH = {"type": "length", "length": 4}
 KINDS = ("chat", "generate")
@@ -104,7 +106,7 @@ def _sampling(**options: Any) -> dict[str, Any]:
     return dict(asked[0].sampling_params)
 
 
-def check_ollama_options_become_sampling_parameters() -> None:
+def test_ollama_options_become_sampling_parameters() -> None:
     assert _sampling() == {"max_new_tokens": 2048}
     given = {
         **{"seed": 5, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1},
@@ -122,24 +124,19 @@ def check_ollama_options_become_sampling_parameters() -> None:
     assert _sampling(top_k=0)["top_k"] == -1
 
 
-def control_host_hands_on_a_seed_that_does_not_exist() -> None:
+def test_control_host_hands_on_a_seed_that_does_not_exist() -> None:
     from sglang.srt.entrypoints.ollama.serving import OllamaServing
     from sglang.srt.sampling.sampling_params import SamplingParams
 
     with stock(OllamaServing, "_convert_options_to_sampling_params"):
         found = _sampling(seed=5, num_predict=-1)
     assert found == {"seed": 5, "max_new_tokens": -1}
-    try:
+    with pytest.raises(TypeError):
         SamplingParams(**found)
-    except TypeError:
-        return
-    raise AssertionError("expected the host to refuse `seed`")
 
 
-def check_ollama_parameters_are_the_hosts() -> None:
+def test_ollama_parameters_are_the_hosts() -> None:
     from sglang.srt.sampling.sampling_params import SamplingParams
-
-    from sglang_exact.hooks import ollama
 
     names = {name for name, _ in ollama.SERVED.values()}
     assert names <= set(SamplingParams.__struct_fields__)
@@ -178,7 +175,7 @@ GENERATE_WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-def check_ollama_says_what_it_does_not_serve() -> None:
+def test_ollama_says_what_it_does_not_serve() -> None:
     more = {"chat": CHAT_WRONG, "generate": GENERATE_WRONG}
     for kind in KINDS:
         for body, word in (*WRONG, *more[kind]):
@@ -195,7 +192,7 @@ def check_ollama_says_what_it_does_not_serve() -> None:
         assert "tokenizer" in _ask(kind, tokenizer=False)[1][0]["error"]
 
 
-def control_host_drops_what_it_does_not_serve() -> None:
+def test_control_host_drops_what_it_does_not_serve() -> None:
     from sglang.srt.entrypoints.ollama.serving import OllamaServing
 
     with stock(OllamaServing, "handle_generate"):
@@ -205,7 +202,7 @@ def control_host_drops_what_it_does_not_serve() -> None:
         assert _ask("chat", tools=[{"type": "function"}])[0] == 200
 
 
-def check_ollama_formats_are_grammars() -> None:
+def test_ollama_formats_are_grammars() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     for kind in KINDS:
         for given, expected in (("json", {"type": "object"}), (schema, schema)):
@@ -215,7 +212,7 @@ def check_ollama_formats_are_grammars() -> None:
             assert params["sampling_seed"] == 1
 
 
-def check_ollama_answers_end_alike_streamed_or_not() -> None:
+def test_ollama_answers_end_alike_streamed_or_not() -> None:
     blocks = (["a", "b", "c", "d"], ["a", "bcd"], ["ab", "", "cd", ""], ["abcd"])
     for kind in KINDS:
         for incremental in (False, True):
@@ -247,12 +244,11 @@ def _ends_alike(kind: str, texts: list[str], finish: Any, incremental: bool) -> 
 def _streams_of_the_host(kind: str, texts: list[str]) -> list[Any]:
     from sglang.srt.entrypoints.ollama.serving import OllamaServing
 
-    with ExitStack() as off:
-        off.enter_context(stock(OllamaServing, f"_stream_{kind}_response"))
+    with stock(OllamaServing, f"_stream_{kind}_response"):
         return _ask(kind, stream=True, texts=texts)[1]
 
 
-def control_host_drops_the_last_block_of_an_ollama_stream() -> None:
+def test_control_host_drops_the_last_block_of_an_ollama_stream() -> None:
     for kind in KINDS:
         for texts, sent in ((["a", "b", "c", "d"], "abc"), (["a", "bcd"], "a")):
             lines = _streams_of_the_host(kind, texts)
@@ -261,7 +257,7 @@ def control_host_drops_the_last_block_of_an_ollama_stream() -> None:
             assert "eval_count" not in lines[-1]
 
 
-def check_ollama_errors_have_a_status() -> None:
+def test_ollama_errors_have_a_status() -> None:
     ended = {"type": "abort", "status_code": 503, "message": "taken back"}
     for kind in KINDS:
         for stream in (False, True):
@@ -273,27 +269,23 @@ def check_ollama_errors_have_a_status() -> None:
         assert (status, lines[-1]) == (200, {"error": "taken back"})
 
 
-def control_host_streams_nothing_instead_of_an_error() -> None:
+def test_control_host_streams_nothing_instead_of_an_error() -> None:
     from sglang.srt.entrypoints.ollama.serving import OllamaServing
 
-    with stock(OllamaServing, "_stream_chat_response"):
-        try:
-            _ask("chat", finish=ValueError("too long"), stream=True)
-        except ValueError:
-            return
-    raise AssertionError("expected the error after the headers")
+    # Its error comes after the headers.
+    late = pytest.raises(ValueError, match="too long")
+    with stock(OllamaServing, "_stream_chat_response"), late:
+        _ask("chat", finish=ValueError("too long"), stream=True)
 
 
-def check_ollama_answers_to_nothing_asked() -> None:
+def test_ollama_answers_to_nothing_asked() -> None:
     """A client loads a model by a request without a message."""
     status, lines, asked = _ask("chat", stream=False, messages=[])
     assert (status, asked, lines[0]["done_reason"]) == (200, [], "load")
 
 
-def check_ollama_ends_with_the_context() -> None:
+def test_ollama_ends_with_the_context() -> None:
     from sglang.srt.managers.io_struct import GenerateReqInput
-
-    from sglang_exact.hooks import ollama
 
     def left(params: Any, reserved: int = 0) -> Any:
         manager = SimpleNamespace(context_len=64, num_reserved_tokens=reserved)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the end of the context: drafts take nothing of it, and nothing else either.
-
-Run by `request_checks` against the host's own classes.
-"""
+"""The end of the context: drafts take nothing of it, and nothing else either."""
 
 from __future__ import annotations
 
@@ -10,6 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+
+import torch
+
+from sglang_exact.hooks import context_end
 
 CONTEXT = 64
 LAST = CONTEXT - 4
@@ -44,15 +45,13 @@ def _speculation(algorithm: str | None, tokens: int) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def check_no_context_is_kept_for_drafts() -> None:
-    from sglang_exact.hooks import context_end
-
+def test_no_context_is_kept_for_drafts() -> None:
     manager = SimpleNamespace(num_reserved_tokens=4)
     assert context_end.reserve_nothing(None, manager) is None
     assert manager.num_reserved_tokens == 0
 
 
-def control_host_keeps_context_for_drafts() -> None:
+def test_control_host_keeps_context_for_drafts() -> None:
     """Of EAGLE and MTP alone: as many tokens as are verified at once."""
     from sglang.srt.managers.utils import compute_num_reserved_tokens
 
@@ -63,7 +62,6 @@ def control_host_keeps_context_for_drafts() -> None:
 
 def _next_row(extra: int, tokens: int) -> Any:
     """What the last step of row 1 leaves in row 2, whose places are all -1."""
-    import torch
     from sglang.srt.mem_cache import allocation, allocation_sizing
 
     rows = torch.full((3, CONTEXT + extra), -1, dtype=torch.int32)
@@ -87,7 +85,7 @@ def _next_row(extra: int, tokens: int) -> Any:
     return rows[2]
 
 
-def check_rows_hold_what_a_step_reserves() -> None:
+def test_rows_hold_what_a_step_reserves() -> None:
     from sglang.srt.mem_cache import allocation_sizing as sizing
 
     for tokens in range(2, 17):
@@ -99,7 +97,7 @@ def check_rows_hold_what_a_step_reserves() -> None:
         assert sizing.get_req_to_token_extra_context_len() == host() == 4
 
 
-def control_hosts_rows_spill_into_the_next() -> None:
+def test_control_hosts_rows_spill_into_the_next() -> None:
     """From 9 tokens on; 16 of them overwrite eight places of a neighbour."""
     from sglang.srt.mem_cache import allocation_sizing as sizing
 
@@ -112,10 +110,8 @@ def control_hosts_rows_spill_into_the_next() -> None:
     assert spilled[16] == 8
 
 
-def check_draft_steps_have_room_for_their_keys() -> None:
+def test_draft_steps_have_room_for_their_keys() -> None:
     """EAGLE's last draft step attends to the prefix and all drafts before it."""
-    from sglang_exact.hooks import context_end
-
     for tokens in range(2, 17):
         with _speculation("EAGLE", tokens):
             backend = SimpleNamespace(max_context_len=CONTEXT)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what shapes an answer: penalties, stops, custom processors.
-
-Run by `request_checks` against the host's own classes.
-"""
+"""What shapes an answer: penalties, stops, custom processors."""
 
 from __future__ import annotations
 
@@ -11,11 +8,12 @@ from array import array
 from types import SimpleNamespace
 from typing import Any
 
-from request_check_tools import VOCAB, make_request, serve
+import torch
+from request_tools import VOCAB, cuts_of, make_request, serve, stock
 
 
-def _penalised(logits: Any, order: list[int]) -> Any:
-    """Live penalizers (no overlap) in a given order, on a copy of the logits."""
+def _penalised(logits: Any, order: list[int]) -> tuple[Any, Any]:
+    """Copies of the logits after the penalizers in a given order: live, overlapped."""
     given = {"frequency_penalty": 1.1, "presence_penalty": 0.7}
     info, batch = serve(
         [make_request(repetition_penalty=1.3, **given)], [[3, 3, 4, 5, 5, 5]]
@@ -23,46 +21,34 @@ def _penalised(logits: Any, order: list[int]) -> Any:
     orchestrator = info.penalizer_orchestrator
     items = sorted(orchestrator.penalizers.items(), key=lambda item: item[0].__name__)
     orchestrator.penalizers = dict(items[i] for i in order)
-    logits = logits.clone()
-    info._apply_pre_grammar_logits_transforms(logits)
-    copied = info.copy_for_forward()
-    overlapped = _LOGITS.clone()
-    copied._apply_pre_grammar_logits_transforms(overlapped)
+    live, overlapped = logits.clone(), logits.clone()
+    info._apply_pre_grammar_logits_transforms(live)
+    info.copy_for_forward()._apply_pre_grammar_logits_transforms(overlapped)
     del batch
-    return logits, overlapped
-
-
-_LOGITS: Any = None
+    return live, overlapped
 
 
 def _orders() -> tuple[int, int]:
     """Distinct results over orders, without and with overlap."""
-    global _LOGITS
-    import torch
-
     torch.manual_seed(3)
-    _LOGITS = torch.randn(1, VOCAB) * 3
+    logits = torch.randn(1, VOCAB) * 3
     live, copied = set(), set()
     for order in ([0, 1, 2, 3], [3, 2, 1, 0], [2, 3, 0, 1], [1, 3, 2, 0]):
-        without, with_overlap = _penalised(_LOGITS, order)
+        without, with_overlap = _penalised(logits, order)
         live.add(tuple(without.view(torch.int32)[0].tolist()))
         copied.add(tuple(with_overlap.view(torch.int32)[0].tolist()))
     return len(live | copied), len(live)
 
 
-def check_penalties_have_one_order() -> None:
+def test_penalties_have_one_order() -> None:
     assert _orders() == (1, 1)
 
 
-def control_penalties_have_many_orders_in_the_host() -> None:
+def test_control_penalties_have_many_orders_in_the_host() -> None:
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
-    hooked = SamplingBatchInfo._apply_pre_grammar_logits_transforms
-    SamplingBatchInfo._apply_pre_grammar_logits_transforms = hooked.__wrapped__
-    try:
+    with stock(SamplingBatchInfo, "_apply_pre_grammar_logits_transforms"):
         everything, live = _orders()
-    finally:
-        SamplingBatchInfo._apply_pre_grammar_logits_transforms = hooked
     assert live > 1 and everything > live
 
 
@@ -126,32 +112,21 @@ def _stopped(
     return list(req.output_ids[:end]), reason and json.dumps(reason.to_json())
 
 
-def _cuts(total: int) -> list[list[int]]:
-    """Every way to cut a stream into blocks of 1 to 4 tokens."""
-    if total == 0:
-        return [[]]
-    return [
-        [size, *rest]
-        for size in range(1, min(4, total) + 1)
-        for rest in _cuts(total - size)
-    ]
-
-
 def _stop_differences(stock: bool) -> list[int]:
     wrong = []
     for i, (case, stream) in enumerate(STOPS):
         plain = _stopped(case, stream, [1] * len(stream), stock=True)
-        cuts = _cuts(len(stream))
+        cuts = cuts_of(len(stream), 4)
         if any(_stopped(case, stream, cut, stock) != plain for cut in cuts):
             wrong.append(i)
     return wrong
 
 
-def check_blocks_stop_where_single_tokens_do() -> None:
+def test_blocks_stop_where_single_tokens_do() -> None:
     assert _stop_differences(stock=False) == []
 
 
-def control_host_stops_elsewhere() -> None:
+def test_control_host_stops_elsewhere() -> None:
     wrong = _stop_differences(stock=True)
     assert {0, 1} <= set(wrong), wrong
 
@@ -162,7 +137,7 @@ def _abort_differences(stock: bool) -> list[int]:
     for i, (case, stream) in enumerate(STOPS):
         plain, _ = _stopped(case, stream, [1] * len(stream), stock=True)
         for at in range(len(plain)):
-            for cut in _cuts(len(stream)):
+            for cut in cuts_of(len(stream), 4):
                 ids, reason = _stopped(case, stream, cut, stock, abort_from=at)
                 ended = json.loads(reason)["type"]
                 if ids != plain[: len(ids)] or ended != "abort" or len(ids) <= at:
@@ -170,17 +145,16 @@ def _abort_differences(stock: bool) -> list[int]:
     return sorted(set(wrong))
 
 
-def check_an_abort_ends_no_later_than_plain_decoding() -> None:
+def test_an_abort_ends_no_later_than_plain_decoding() -> None:
     assert _abort_differences(stock=False) == []
 
 
-def control_host_returns_the_whole_block_of_an_abort() -> None:
+def test_control_host_returns_the_whole_block_of_an_abort() -> None:
     # The length bound, an end token, a stop string.
     assert {0, 2, 8} <= set(_abort_differences(stock=True))
 
 
-def check_custom_processor_sees_one_row() -> None:
-    import torch
+def test_custom_processor_sees_one_row() -> None:
     from sglang.srt.layers import sampler
     from sglang.srt.sampling.sampling_batch_info import ProcessorEntry
 

@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of sampling: neighbours, greedy rows, top-p.
-
-Run by `request_checks` against the host's own classes.
-"""
+"""Sampling: neighbours, greedy rows, top-p."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-from request_check_tools import SAMPLED, VOCAB, batch_info, decode_step, make_request
+import torch
+from request_tools import SAMPLED, VOCAB, batch_info, decode_step, make_request
+
+from sglang_exact.hooks.sampling import support
 
 
-def check_neighbours_do_not_move_a_draw() -> None:
+def test_neighbours_do_not_move_a_draw() -> None:
     """Alone, and in one batch with every other setting, 40 steps."""
-    import torch
-
     torch.manual_seed(1)
     together, _ = batch_info([make_request(**given) for given in SAMPLED])
     for step in range(40):
@@ -28,9 +26,8 @@ def check_neighbours_do_not_move_a_draw() -> None:
             assert ids.tolist() == both[row : row + 1].tolist(), (step, row)
 
 
-def control_neighbours_move_the_hosts_draw() -> None:
+def test_control_neighbours_move_the_hosts_draw() -> None:
     """The host's own functions give an unfiltered row another token beside top-p."""
-    import torch
     from sglang.srt.layers import sampler
 
     torch.manual_seed(1)
@@ -54,8 +51,6 @@ def control_neighbours_move_the_hosts_draw() -> None:
 
 def _close_pair() -> Any:
     """Logits whose largest entry has a higher id than one a softmax cannot tell."""
-    import torch
-
     logits = torch.zeros(1, VOCAB)
     logits[0, 5] = 1e-3
     logits[0, 9] = torch.nextafter(torch.tensor(1e-3), torch.tensor(1.0))
@@ -64,9 +59,7 @@ def _close_pair() -> Any:
     return logits
 
 
-def check_greedy_row_is_argmax_in_any_batch() -> None:
-    import torch
-
+def test_greedy_row_is_argmax_in_any_batch() -> None:
     info, _ = batch_info([make_request(temperature=0.0), make_request(sampling_seed=1)])
     logits = torch.cat([_close_pair(), torch.randn(1, VOCAB)])
     ids, _ = decode_step(info, logits, torch.tensor([3, 3]))
@@ -76,8 +69,7 @@ def check_greedy_row_is_argmax_in_any_batch() -> None:
     assert decode_step(info, tied, torch.tensor([3, 3]))[0][0] == 11
 
 
-def control_greedy_row_loses_its_argmax_in_the_host() -> None:
-    import torch
+def test_control_greedy_row_loses_its_argmax_in_the_host() -> None:
     from sglang.srt.layers import sampler
 
     probs = torch.softmax(_close_pair(), dim=-1)
@@ -93,12 +85,8 @@ def control_greedy_row_loses_its_argmax_in_the_host() -> None:
     assert ids.tolist() != [9]
 
 
-def check_top_p_keeps_what_its_sum_allows() -> None:
+def test_top_p_keeps_what_its_sum_allows() -> None:
     """Sums are exact, so the cut is where real numbers put it."""
-    import torch
-
-    from sglang_exact.hooks.sampling import support
-
     probs = torch.tensor([[0.25, 0.5, 0.125, 0.125]])
     for top_p, kept in ((0.5, [1, 0]), (0.76, [1, 0, 2]), (1.0, [0, 1, 2, 3])):
         info = SimpleNamespace(

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checks of the request hooks share: requests, batches, a decode step.
-
-Run by `request_checks` against the host's own classes.
-"""
+"""What the tests of the request hooks share: requests, batches, a decode step."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 VOCAB, WIDTH = 96, 4
-
-
 BAD = float("inf")
 
 
@@ -98,8 +95,6 @@ SAMPLED = (
 
 def serve(reqs: list[Any], emitted: list[list[int]]) -> Any:
     """Settings of a batch whose requests have emitted tokens before."""
-    import torch
-
     info, batch = batch_info(reqs)
     for ids in zip(*emitted, strict=True):
         if info.penalizer_orchestrator.is_required:

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what a block of tokens changes in a stream.
-
-Run by `request_checks` against the host's own classes.
-"""
+"""What a block of tokens changes in a stream."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
 
-from request_check_tools import Bytes, byte_request, cuts_of, stock
+from request_tools import Bytes, byte_request, cuts_of, stock
+
+from sglang_exact.hooks.streamed_parts import responses_by_parts
 
 
 class _Streamed:
@@ -105,22 +105,22 @@ def _stream_differences(stream: bool = True) -> list[int]:
     return wrong
 
 
-def check_streamed_text_does_not_depend_on_blocks() -> None:
+def test_streamed_text_does_not_depend_on_blocks() -> None:
     assert _stream_differences() == []
 
 
-def control_host_streams_what_it_trims() -> None:
+def test_control_host_streams_what_it_trims() -> None:
     from sglang.srt.managers.schedule_batch import Req
 
     with stock(Req, "check_match_stop_str_prefix"):
         assert {2, 4} <= set(_stream_differences())
 
 
-def check_text_does_not_depend_on_blocks() -> None:
+def test_text_does_not_depend_on_blocks() -> None:
     assert _stream_differences(stream=False) == []
 
 
-def control_host_keeps_a_piece_of_a_stop_string() -> None:
+def test_control_host_keeps_a_piece_of_a_stop_string() -> None:
     from sglang.srt.managers.scheduler_components import output_streamer
 
     with stock(output_streamer._GenerationStreamAccumulator, "accept"):
@@ -179,14 +179,14 @@ def _parser_differences() -> list[Any]:
     return wrong
 
 
-def check_streamed_calls_do_not_depend_on_blocks() -> None:
+def test_streamed_calls_do_not_depend_on_blocks() -> None:
     assert _parser_differences() == []
     thought, text, calls = _parsed([CALLS[1]], "hermes")
     assert (thought, calls) == ("why", {0: "now{}"})
     assert text.startswith("Look.\n\n")
 
 
-def control_host_loses_calls_of_a_block() -> None:
+def test_control_host_loses_calls_of_a_block() -> None:
     from sglang.srt.function_call.function_call_parser import FunctionCallParser
     from sglang.srt.parser.reasoning_parser import ReasoningParser
 
@@ -215,7 +215,7 @@ COMPLETE = (("hermes", 1), ("qwen25", 1), ("qwen25", 2), ("qwen3_coder", 3))
 """Parsers, and calls of theirs that are all there."""
 
 
-def check_complete_calls_are_alike_streamed_or_whole() -> None:
+def test_complete_calls_are_alike_streamed_or_whole() -> None:
     """What is promised: not line breaks around calls, nor what is left of others."""
     for parser, i in COMPLETE:
         one, other = _parsed([CALLS[i]], parser), _parsed_whole(CALLS[i], parser)
@@ -223,7 +223,7 @@ def check_complete_calls_are_alike_streamed_or_whole() -> None:
         assert one[1].rstrip() == other[1].rstrip()
 
 
-def control_hosts_parsers_split_streams_otherwise() -> None:
+def test_control_hosts_parsers_split_streams_otherwise() -> None:
     assert _parsed([CALLS[1]], "qwen25")[1] == "Look.\n\n"
     assert _parsed_whole(CALLS[1], "qwen25")[1] == "Look."
     broken = CALLS[1].removesuffix("}\n</tool_call>")
@@ -246,13 +246,13 @@ def _lost_ends() -> list[tuple[str, str]]:
     ]
 
 
-def check_streamed_text_is_sent_to_its_end() -> None:
+def test_streamed_text_is_sent_to_its_end() -> None:
     assert _lost_ends() == []
     for parser, i in COMPLETE:
         assert "</" not in _parsed([CALLS[i]], parser)[1]
 
 
-def control_host_drops_the_beginning_of_a_tag_that_is_none() -> None:
+def test_control_host_drops_the_beginning_of_a_tag_that_is_none() -> None:
     from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
     with stock(FunctionCallParser, "parse_stream_end"):
@@ -271,8 +271,6 @@ def _chat(
     texts: list[str], parsers: bool, incremental: bool, logprobs: bool = False
 ) -> list[Any]:
     """What a chat stream sends: [kind, text] in order, neighbours of a kind joined."""
-    import asyncio
-
     from sglang.srt import runtime_context
     from sglang.srt.entrypoints.openai import serving_chat
     from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
@@ -357,7 +355,7 @@ def _chat_differences() -> list[int]:
     return wrong
 
 
-def check_streamed_chat_keeps_its_order() -> None:
+def test_streamed_chat_keeps_its_order() -> None:
     assert _chat_differences() == []
     assert _chat([TWO_CALLS], True, False) == [
         ["reasoning_content", "a"],
@@ -369,7 +367,7 @@ def check_streamed_chat_keeps_its_order() -> None:
     ]
 
 
-def control_host_sends_text_before_the_end_of_a_call() -> None:
+def test_control_host_sends_text_before_the_end_of_a_call() -> None:
     from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 
     with stock(OpenAIServingChat, "_generate_stream_content"):
@@ -381,11 +379,11 @@ def _tokens_with_logprobs(texts: list[str]) -> list[str]:
     return [piece for kind, piece in sent if kind == "logprobs"]
 
 
-def check_streamed_logprobs_are_all_sent() -> None:
+def test_streamed_logprobs_are_all_sent() -> None:
     assert _tokens_with_logprobs(["a", "", "b", ""]) == ["0", "1", "2", "3"]
 
 
-def control_host_drops_logprobs_without_text() -> None:
+def test_control_host_drops_logprobs_without_text() -> None:
     from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 
     with stock(OpenAIServingChat, "_generate_stream_content"):
@@ -397,12 +395,8 @@ def _steps_of_responses(hooked: bool, incremental: bool) -> list[Any]:
 
     The module of its class needs packages that this environment may not have.
     """
-    import asyncio
-
     from sglang.srt import runtime_context
     from sglang.srt.entrypoints.openai import serving_chat
-
-    from sglang_exact.hooks.streamed_parts import responses_by_parts
 
     class Responses(serving_chat.OpenAIServingChat):
         async def _responses_stream_generator_non_harmony(
@@ -431,7 +425,7 @@ def _steps_of_responses(hooked: bool, incremental: bool) -> list[Any]:
     return asyncio.run(run())
 
 
-def check_streamed_responses_are_taken_by_parts() -> None:
+def test_streamed_responses_are_taken_by_parts() -> None:
     parts = ["a ", "</a>", "\n\n", "b c\n", "<d"]
     steps = _steps_of_responses(True, incremental=True)
     assert [text for text, _ in steps] == parts
@@ -442,5 +436,5 @@ def check_streamed_responses_are_taken_by_parts() -> None:
     assert [reason for _, reason in steps] == [None] * 4 + ["stop"]
 
 
-def control_host_takes_a_block_of_a_response_whole() -> None:
+def test_control_host_takes_a_block_of_a_response_whole() -> None:
     assert len(_steps_of_responses(False, incremental=True)) == 2

@@ -1,26 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of request fields: each classified, refused by name, or serial.
-
-Run by `request_checks` against the host's own classes.
-"""
+"""Request fields: each classified, refused by name, or serial."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from request_check_tools import BAD, Batch, batch_info, make_request
+import dill
+import pytest
+import request_fields
+from request_tools import BAD, Batch, batch_info, make_request
+
+from sglang_exact.hooks import penalties, requests
 
 
-def check_every_sampling_parameter_is_classified() -> None:
+def test_every_sampling_parameter_is_classified() -> None:
     """A new field of the host turns this red until somebody says what it does."""
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    from sglang_exact.hooks import requests
-
-    groups = (requests.PARALLEL, requests.SERIAL, requests.REFUSED)
+    groups = (requests.PARALLEL, requests.FOLLOWING, requests.REFUSED)
     known = frozenset().union(*groups)
     assert sum(map(len, groups)) == len(known)
     assert known == set(SamplingParams.__struct_fields__)
@@ -64,10 +66,8 @@ def _unclassified(groups: Any) -> list[str]:
     ]
 
 
-def check_every_request_field_is_classified() -> None:
+def test_every_request_field_is_classified() -> None:
     """A new field of the host turns this red until somebody says what it does."""
-    import request_fields
-
     groups = request_fields.GROUPS
     known = frozenset().union(*groups)
     assert sum(map(len, groups)) == len(known), "a field is in two groups"
@@ -76,9 +76,7 @@ def check_every_request_field_is_classified() -> None:
     assert stale == frozenset(), stale
 
 
-def control_a_field_left_out_is_found() -> None:
-    import request_fields
-
+def test_control_a_field_left_out_is_found() -> None:
     groups = [g - {"kv_hints"} for g in request_fields.GROUPS]
     assert _unclassified(groups) == [
         "GenerateReqInput.kv_hints",
@@ -86,10 +84,8 @@ def control_a_field_left_out_is_found() -> None:
     ]
 
 
-def check_refused_fields_are_refused_one_by_one() -> None:
+def test_refused_fields_are_refused_one_by_one() -> None:
     """Each alone is a reason; the others of the group never reach the scheduler."""
-    from sglang_exact.hooks import requests
-
     for name in (
         *("return_hidden_states", "return_sampling_mask", "multimodal_inputs"),
         *("input_embeds", "positional_embed_overrides", "token_type_ids", "session"),
@@ -101,27 +97,16 @@ def check_refused_fields_are_refused_one_by_one() -> None:
         assert len(requests.request_reasons(req)) == 1, name
 
 
-def check_serial_parameters_make_a_request_serial() -> None:
-    from sglang_exact.hooks import requests
-
-    values = {
-        "frequency_penalty": 0.5,
-        "presence_penalty": -0.5,
-        "repetition_penalty": 1.2,
-        "min_new_tokens": 1,
-    }
-    for name in requests.SERIAL:
-        req = make_request(**({name: values[name]} if name in values else {}))
-        if name not in values:
-            req.grammar = object()
-        assert requests.is_serial(req), name
+def test_custom_processors_alone_make_a_request_serial() -> None:
+    for given in ({"frequency_penalty": 0.5}, {"min_new_tokens": 1}, {"top_p": 0.5}):
+        assert not requests.is_serial(make_request(**given)), given
+    req = make_request()
+    req.grammar = object()
+    assert not requests.is_serial(req)
     assert requests.is_serial(make_request(processor="text"))
-    assert not requests.is_serial(make_request(logit_bias={"3": 1.0}, top_p=0.5))
 
 
-def check_refusals_name_every_reason() -> None:
-    from sglang_exact.hooks import requests
-
+def test_refusals_name_every_reason() -> None:
     req = make_request(logit_bias={"3": float("inf")})
     req.return_hidden_states = True
     req.lora_id = "adapter"
@@ -134,10 +119,8 @@ def check_refusals_name_every_reason() -> None:
     assert requests.request_reasons(make_request()) == []
 
 
-def check_refused_request_ends_no_batch() -> None:
+def test_refused_request_ends_no_batch() -> None:
     """The host still forms a batch with it; its processor must not be loaded there."""
-    from sglang_exact.hooks import requests
-
     for given in ({"processor": '{"callable": "00"}'}, {"logit_bias": {"3": BAD}}):
         req = make_request(**given)
         assert requests.request_reasons(req)
@@ -149,48 +132,36 @@ def check_refused_request_ends_no_batch() -> None:
         del batch
 
 
-def control_refused_request_ends_the_batch_in_the_host() -> None:
+def test_control_refused_request_ends_the_batch_in_the_host() -> None:
     req = make_request(processor='{"callable": "00"}')
-    try:
+    with pytest.raises(Exception, match="invalid load key"):
         batch_info([req])
-    except Exception as error:  # noqa: BLE001
-        assert "invalid load key" in str(error), error
-        return
-    raise AssertionError("expected the host to fail")
 
 
-def check_no_processor_is_unpickled_unasked() -> None:
+def test_no_processor_is_unpickled_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pickle may run anything when it is loaded; this one would leave a mark."""
-    import tempfile
-
-    import dill
     from sglang.srt.sampling import sampling_batch_info
 
-    from sglang_exact.hooks import requests
-
-    mark = os.path.join(tempfile.mkdtemp(), "mark")
+    mark = tmp_path / "mark"
 
     class Mark:
         def __reduce__(self) -> Any:
-            return (os.mkdir, (mark,))
+            return (os.mkdir, (str(mark),))
 
     req = make_request()
     req.custom_logit_processor = json.dumps({"callable": dill.dumps(Mark()).hex()})
-    given = sampling_batch_info.get_exec
     off = SimpleNamespace(features=SimpleNamespace(enable_custom_logit_processor=False))
-    sampling_batch_info.get_exec = lambda: off
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(sampling_batch_info, "get_exec", lambda: off)
         assert requests.request_reasons(req) == []
-        assert not os.path.exists(mark)
-    finally:
-        sampling_batch_info.get_exec = given
+        assert not mark.exists()
     requests.request_reasons(req)
-    assert os.path.exists(mark)
+    assert mark.exists()
 
 
-def check_greedy_request_has_temperature_one() -> None:
-    from sglang_exact.hooks import requests
-
+def test_greedy_request_has_temperature_one() -> None:
     req = make_request(temperature=0.3, top_k=1)
     requests.check_request(None, req)
     assert req.sampling_params.temperature == 1.0
@@ -199,11 +170,9 @@ def check_greedy_request_has_temperature_one() -> None:
     assert req.sampling_params.temperature == 0.3
 
 
-def check_requests_that_must_not_arrive() -> None:
+def test_requests_that_must_not_arrive() -> None:
     """Refused before the scheduler sees them, with every reason at once."""
     from sglang.srt.managers.io_struct import GenerateReqInput
-
-    from sglang_exact.hooks import requests
 
     def arrive(cut: bool, count: int, **fields: Any) -> str:
         manager = SimpleNamespace(
@@ -229,9 +198,7 @@ def check_requests_that_must_not_arrive() -> None:
     assert "image" in both and "positional_embed_overrides" in both
 
 
-def check_requests_that_generate_nothing() -> None:
-    from sglang_exact.hooks import requests
-
+def test_requests_that_generate_nothing() -> None:
     batch = SimpleNamespace(is_prefill_only=True)
     assert requests.take_the_sampler(None, batch) is None
     assert batch.is_prefill_only is False
@@ -242,9 +209,7 @@ def check_requests_that_generate_nothing() -> None:
         assert req.logprob_start_len == expected
 
 
-def check_images_are_not_said_to_be_understood() -> None:
-    from sglang_exact.hooks import requests
-
+def test_images_are_not_said_to_be_understood() -> None:
     config = SimpleNamespace(
         is_image_understandable_model=True, is_audio_understandable_model=True
     )
@@ -252,11 +217,7 @@ def check_images_are_not_said_to_be_understood() -> None:
     assert not any(vars(config).values())
 
 
-def check_last_result_is_taken_for_counted_requests() -> None:
-    from collections import deque
-
-    from sglang_exact.hooks import penalties
-
+def test_last_result_is_taken_for_counted_requests() -> None:
     def scheduler(*reqs: Any) -> Any:
         taken: list[Any] = []
         return SimpleNamespace(

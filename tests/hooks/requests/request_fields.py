@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every field of a request to the host does to its answer's bits.
 
-A field that no group names turns `check_every_request_field_is_classified` red: a
+A field that no group names turns `test_every_request_field_is_classified` red: a
 later host has grown it, and somebody has to say what it does.
 """
 
@@ -32,7 +32,7 @@ SAMPLING = frozenset(
     )
 )
 """Becomes sampling parameters (classified one by one in `hooks/requests.py`), a custom
-logit processor, or a grammar: such a request takes one token a step."""
+logit processor, or a grammar."""
 
 OUTPUT = frozenset(
     (

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of drafts: NGRAM's are one path of the host's real trie, trees are refused.
-
-Run by `request_checks` against the host's own classes.
-"""
+"""Drafts: NGRAM's are one path of the host's real trie, trees are refused."""
 
 from __future__ import annotations
 
 import random
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sglang_exact.hooks import base, chain
 
 DEPTH, WIDTH, CAPACITY = 6, 5, 4000
 WAYS = ("BFS", "PROB")
@@ -96,8 +99,6 @@ class _Model:
 
 
 def _is_triangle(mask: Any, count: int, width: int = WIDTH) -> bool:
-    import numpy as np
-
     triangle = np.tril(np.ones((width, width), dtype=mask.dtype))
     return bool((mask.reshape(count, width, width) == triangle).all())
 
@@ -111,7 +112,7 @@ def _text(rng: random.Random, size: int) -> list[int]:
     return text
 
 
-def check_a_draft_is_the_longest_suffix_first() -> None:
+def test_a_draft_is_the_longest_suffix_first() -> None:
     """The host proposes 8 and 7 behind one row; the chain takes 7, and then nothing."""
     corpus = _corpus(width=4)
     _put(corpus, list(TWO_WAYS_ON))
@@ -121,7 +122,7 @@ def check_a_draft_is_the_longest_suffix_first() -> None:
     assert ids.dtype == mask.dtype == "int64"
 
 
-def check_chains_are_paths_of_the_real_trie() -> None:
+def test_chains_are_paths_of_the_real_trie() -> None:
     """Any text, either way of matching, batches, and requests that come back."""
     rng = random.Random(3)
     for round_ in range(60):
@@ -145,7 +146,7 @@ def check_chains_are_paths_of_the_real_trie() -> None:
     assert corpus._req_id_to_state_id == {}
 
 
-def check_chains_outlive_a_full_trie() -> None:
+def test_chains_outlive_a_full_trie() -> None:
     """A trie that drops its oldest paths still brings chains, of any width."""
     rng = random.Random(4)
     for width in (1, 2, 8, 16):
@@ -161,7 +162,7 @@ def check_chains_outlive_a_full_trie() -> None:
         assert ids.tolist() == [5] + [0] * (width - 1)
 
 
-def control_the_hosts_trie_brings_trees() -> None:
+def test_control_the_hosts_trie_brings_trees() -> None:
     """With a breadth of 1: siblings by two suffixes, and padding under the root."""
     corpus = _host_corpus(width=4)
     _put(corpus, list(TWO_WAYS_ON))
@@ -188,9 +189,8 @@ def _parent_of(mask: Any, row: int) -> int:
     return max(j for j in range(row) if mask[row, j])
 
 
-def control_the_hosts_acceptance_takes_siblings() -> None:
+def test_control_the_hosts_acceptance_takes_siblings() -> None:
     """Two rows that hang on one: a chain's arithmetic saw the first as a prefix."""
-    import torch
     from sglang.kernels.ops.speculative.spec_tree import verify_tree_greedy_func
 
     corpus = _host_corpus(width=4)
@@ -243,8 +243,6 @@ def _host_worker() -> Any:
 
 
 def _decode_batch() -> Any:
-    import torch
-
     def one(ids: list[int], rid: str) -> Any:
         return SimpleNamespace(origin_input_ids_unpadded=ids, output_ids=[6], rid=rid)
 
@@ -262,7 +260,7 @@ def _decode_batch() -> Any:
     )
 
 
-def check_the_worker_hands_over_chains() -> None:
+def test_the_worker_hands_over_chains() -> None:
     """From the trie to what verify is given: ids, positions and links of one path."""
     from sglang.srt.speculative import ngram_worker
 
@@ -277,41 +275,28 @@ def check_the_worker_hands_over_chains() -> None:
     assert given.retrieve_next_sibling.tolist() == [[-1] * WIDTH] * 2
 
 
-def check_a_tree_is_refused_in_every_verify() -> None:
+def test_a_tree_is_refused_in_every_verify() -> None:
     """One bit of one request's mask is enough; the message shows the parents."""
-    from sglang_exact.hooks import base, chain
-
     good = chain._triangles(3, WIDTH).copy()
     worker = SimpleNamespace(draft_token_num=WIDTH)
     for row, column in ((2, 1), (0, 4), (4, 0), (3, 3)):
         mask = good.copy()
         mask[1, row, column] ^= 1
-        try:
+        with pytest.raises(base.Unsupported, match="a draft tree for 1 of 3 requests"):
             chain.ngram_block(lambda *a, m=mask: ([], m.reshape(-1)), worker, None)
-        except base.Unsupported as error:
-            assert "found a draft tree for 1 of 3 requests" in str(error)
-        else:
-            raise AssertionError((row, column))
-    try:
+    with pytest.raises(base.Unsupported, match="2 of 2 requests"):
         _host_worker()._prepare_draft_tokens(_decode_batch())
-    except base.Unsupported as error:
-        assert "2 of 2 requests" in str(error)
-    else:
-        raise AssertionError("the host's trie")
     ids, mask = chain.ngram_block(lambda *a: ([7], good.reshape(-1)), worker, None)
     assert ids == [7] and mask.shape == (3 * WIDTH * WIDTH,)
 
 
-def check_external_corpora_are_refused() -> None:
-    from sglang_exact.hooks import chain
-
+def test_external_corpora_are_refused() -> None:
     found = chain.add_external_corpus(lambda *a: None, None, None)
     assert found.success is False and "one trie" in found.message
 
 
-def check_other_drafters_may_not_branch() -> None:
+def test_other_drafters_may_not_branch() -> None:
     """EAGLE and DFLASH bring no mask that the host reads: topk and depth tell."""
-    from sglang_exact.hooks import base, chain
 
     def served(topk: int, depth: int) -> bool:
         block = SimpleNamespace(topk=topk, draft_token_num=4, max_tree_depth=depth)

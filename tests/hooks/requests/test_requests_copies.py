@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the seeds of a request's copies.
-
-Run by `request_checks` against the host's own classes.
-"""
+"""The seeds of a request's copies."""
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from request_check_tools import Bytes, stock
+from request_tools import Bytes, stock
+
+from sglang_exact.hooks.copies import seed_of_copy
 
 SEEDS = (None, 0, 42, 7, -1, -(2**63), 2**63 - 1)
 
 
-def check_seeds_of_copies_are_those_of_splitmix64() -> None:
+def test_seeds_of_copies_are_those_of_splitmix64() -> None:
     """The published outputs of splitmix64 for the seed 1234567, without a bit."""
-    from sglang_exact.hooks.copies import seed_of_copy
-
     published = (
         *(6457827717110365317, 3203168211198807973, 9817491932198370423),
         *(4593380528125082431, 16408922859458223821),
@@ -34,8 +32,6 @@ def check_seeds_of_copies_are_those_of_splitmix64() -> None:
 
 def _manager(sent: list[Any]) -> Any:
     """The host's manager, which hands what it would send to a list."""
-    import asyncio
-
     from sglang.srt.managers import io_struct, tokenizer_manager
     from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -78,8 +74,6 @@ def _manager(sent: list[Any]) -> Any:
 
 def sent_for(prompts: list[list[int]], sampling: Any, stream: bool = False) -> Any:
     """[prompt, seed] of each copy that reaches the scheduler, in order."""
-    import asyncio
-
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     sent: list[Any] = []
@@ -109,9 +103,7 @@ def sent_for(prompts: list[list[int]], sampling: Any, stream: bool = False) -> A
     ]
 
 
-def check_copies_are_sent_with_seeds_of_their_own() -> None:
-    from sglang_exact.hooks.copies import seed_of_copy
-
+def test_copies_are_sent_with_seeds_of_their_own() -> None:
     one, other = [65, 66], [67]
     for stream in (False, True):
         for seed in SEEDS:
@@ -126,7 +118,7 @@ def check_copies_are_sent_with_seeds_of_their_own() -> None:
         ]
 
 
-def control_host_sends_one_seed_for_all_copies() -> None:
+def test_control_host_sends_one_seed_for_all_copies() -> None:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
     for name in ("_send_one_request", "_create_tokenized_object"):
@@ -147,7 +139,7 @@ def _said(**given: Any) -> str | None:
     return said
 
 
-def check_best_of_is_not_ignored() -> None:
+def test_best_of_is_not_ignored() -> None:
     for given in ({}, {"best_of": 1}, {"n": 2, "best_of": 2}, {"best_of": None}):
         assert _said(**given) is None
     for given in ({"best_of": 3}, {"n": 2, "best_of": 1}, {"best_of": 0}):
@@ -155,7 +147,7 @@ def check_best_of_is_not_ignored() -> None:
     assert "empty" in str(_said(prompt="", best_of=3))
 
 
-def control_host_ignores_best_of() -> None:
+def test_control_host_ignores_best_of() -> None:
     from sglang.srt.entrypoints.openai.serving_completions import (
         OpenAIServingCompletion,
     )
