@@ -4,9 +4,12 @@
 Why: a paused engine takes new weights while its requests keep the cache of the old
     ones (sglang/srt/managers/tokenizer_manager.py:2303), and set_internal_state can
     relax the acceptance rule of speculation
-    (sglang/srt/managers/scheduler_components/internal_state.py:146).
+    (sglang/srt/managers/scheduler_components/internal_state.py:146). An update with
+    "flush_cache": false, or one that failed half-way, leaves prefixes of the old
+    weights in the cache (scheduler_components/weight_updater.py:107).
 What: weight updates are refused, through the host's own answer, while any request is
-    live; acceptance thresholds cannot be changed.
+    live; each one, and the end of a session, empties the prefix cache, whatever it asks
+    for. Acceptance thresholds cannot be changed.
 Scope: the control endpoints of a running server.
 Retire when: never; this is the overlay's own contract.
 """
@@ -17,7 +20,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sglang_exact.hooks.base import HOST_SCHEDULER, hook
+from sglang_exact.hooks.base import HOST_SCHEDULER, Unsupported, hook
 from sglang_exact.reasons import Reason, message
 
 logger = logging.getLogger(__name__)
@@ -40,9 +43,23 @@ def _is_live(updater: Any) -> bool:
     # Requests that wait have no state yet, and finished ones need none any more.
     scheduler = updater.scheduler
     running = scheduler.collect_inflight_reqs()
-    return scheduler.chunked_req is not None or any(not r.finished() for r in running)
+    if scheduler.chunked_req is not None or any(not r.finished() for r in running):
+        return True
+    # What the host asks before it empties a cache.
+    paused = bool(scheduler._engine_paused)
+    return _caches(updater) and not updater.is_fully_idle(ignore_waiting=paused)
 
 
+def _caches(updater: Any) -> bool:
+    return not updater.scheduler.tree_cache.disable
+
+
+@hook(
+    f"{_UPDATER}.end_weight_update",
+    "AROUND",
+    name="live_changes_session_end",
+    relies_on=(f"{HOST_SCHEDULER}.flush_cache", f"{HOST_SCHEDULER}.is_fully_idle"),
+)
 @hook(
     f"{_UPDATER}.begin_weight_update",
     "AROUND",
@@ -58,10 +75,17 @@ def _is_live(updater: Any) -> bool:
 def update_while_idle(original_fn: Callable[..., Any], self: Any, recv_req: Any) -> Any:
     """Around each way to new weights: refused, in its own answer, while one is live.
 
-    Updates from tensors and from a process group run only inside a session.
+    Updates from tensors and from a process group run only inside a session, whose end
+    is refused as well. The prefix cache is emptied after each, even if it failed.
     """
     if not _is_live(self):
-        return original_fn(self, recv_req)
+        result = original_fn(self, recv_req)
+        if _caches(self) and not self.flush_cache(empty_cache=False):
+            raise Unsupported(
+                "found prefixes of the old weights in a cache that cannot be emptied, "
+                "expected an idle server; fix: report this, and restart the server"
+            )
+        return result
     from sglang.srt.managers import io_struct
 
     # Every message X...Input of the host has its X...Output.

@@ -38,6 +38,7 @@ UPDATES = {
     "live_changes": "UpdateWeightFromDiskReq",
     "live_changes_ipc": "UpdateWeightsFromIPCReq",
     "live_changes_session": "BeginWeightUpdateReq",
+    "live_changes_session_end": "EndWeightUpdateReq",
 }
 """The hooks on new weights, and the host's message of each."""
 GRID = 64
@@ -250,12 +251,22 @@ def test_every_update_has_its_answer(update: str) -> None:
 def test_weights_stay_under_live_requests(name: str, update: str) -> None:
     (hook,) = (x.replacement for x in of(live_changes) if x.name == name)
     asked = type(f"{update}Input", (), {})()
+    flushed: list[Any] = []
 
-    def updater(live: list[Any], chunked: Any = None) -> Any:
+    def updater(
+        live: list[Any], chunked: Any = None, idle: bool = True, cache: bool = True
+    ) -> Any:
         scheduler = SimpleNamespace(
-            collect_inflight_reqs=lambda: set(map(_Id, live)), chunked_req=chunked
+            collect_inflight_reqs=lambda: set(map(_Id, live)),
+            chunked_req=chunked,
+            tree_cache=SimpleNamespace(disable=not cache),
+            _engine_paused=False,
         )
-        return SimpleNamespace(scheduler=scheduler)
+        return SimpleNamespace(
+            scheduler=scheduler,
+            is_fully_idle=lambda ignore_waiting: idle,
+            flush_cache=lambda empty_cache: flushed.append(1) or idle,
+        )
 
     def answer(target: Any) -> Any:
         return hook(lambda self, recv_req: "updated", target, asked)
@@ -264,11 +275,24 @@ def test_weights_stay_under_live_requests(name: str, update: str) -> None:
     ended.finished = lambda: True
     assert answer(updater([])) == "updated"
     assert answer(updater([ended])) == "updated"
-    for target in (updater([request()]), updater([], chunked=request())):
+    assert len(flushed) == 2
+    # Without a cache nothing has to be emptied, and who waits may wait.
+    assert answer(updater([], idle=False, cache=False)) == "updated"
+    assert len(flushed) == 2
+    for target in (
+        updater([request()]),
+        updater([], chunked=request()),
+        updater([request()], cache=False),
+        updater([], idle=False),
+    ):
         refused = answer(target)
         assert type(refused).__name__ == f"{update}Output"
         assert refused.success is False
         assert "requests are live" in refused.message
+    full = updater([])
+    full.flush_cache = lambda empty_cache: False
+    with pytest.raises(Unsupported, match="cannot be emptied"):
+        answer(full)
 
 
 class _Id:
