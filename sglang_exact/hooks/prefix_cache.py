@@ -64,7 +64,7 @@ def keep_prefill_alone(
     token_ids_len: int,
     is_finished: bool,
 ) -> int | None:
-    """After prepare_for_caching_req: tokens to keep, 0 where they are no cut of prefill.
+    """After prepare_for_caching_req: tokens to keep, 0 unless at a cut of prefill.
 
     The host then gives back the state that it had put aside.
     """
@@ -93,8 +93,8 @@ def check_match(result: Any, self: Any, params: Any) -> None:
     hit, grid = int(result.device_prefix_len), mamba_prefill_chunk_grid()
     if hit % grid:
         raise Unsupported(
-            f"prefix cache: found a hit of {hit} tokens; expected a multiple of {grid}; "
-            "fix: report this, and pass --disable-radix-cache"
+            f"prefix cache: found a hit of {hit} tokens; expected a multiple of "
+            f"{grid}; fix: report this, and pass --disable-radix-cache"
         )
 
 

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 _FLA = "sglang.kernels.ops.attention.fla"
 _BACKEND = "sglang.srt.layers.attention.linear.gdn_backend.GDNAttnBackend"
-_TRACKING = "sglang.srt.layers.attention.hybrid_linear_attn_backend.MambaAttnBackendBase"
+_TRACKING = (
+    "sglang.srt.layers.attention.hybrid_linear_attn_backend.MambaAttnBackendBase"
+)
 _KERNEL = "sglang.srt.layers.attention.linear.kernels.gdn_triton.TritonGDNKernel"
 _UNTRACKED = "_sglang_exact_untracked"
 # What the host's dispatcher hands to every kernel, and this one has no use for.
@@ -108,7 +110,8 @@ def extend(
     Raises Unsupported for states of another dtype.
     """
     refuse_unknown(
-        "TritonGDNKernel.extend", {k: v for k, v in others.items() if k not in _OF_OTHERS}
+        "TritonGDNKernel.extend",
+        {k: v for k, v in others.items() if k not in _OF_OTHERS},
     )
     if ssm_states.dtype.itemsize != 4:
         raise Unsupported(
