@@ -28,6 +28,7 @@ _UPDATER = (
     "sglang.srt.managers.scheduler_components.weight_updater."
     "SchedulerWeightUpdaterManager"
 )
+_CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _ACCEPTANCE = (
     "speculative_accept_threshold_single",
     "speculative_accept_threshold_acc",
@@ -43,22 +44,32 @@ def _is_live(updater: Any) -> bool:
     # Requests that wait have no state yet, and finished ones need none any more.
     scheduler = updater.scheduler
     running = scheduler.collect_inflight_reqs()
-    if scheduler.chunked_req is not None or any(not r.finished() for r in running):
-        return True
-    # What the host asks before it empties a cache.
-    paused = bool(scheduler._engine_paused)
-    return _caches(updater) and not updater.is_fully_idle(ignore_waiting=paused)
+    return scheduler.chunked_req is not None or any(not r.finished() for r in running)
 
 
-def _caches(updater: Any) -> bool:
-    return not updater.scheduler.tree_cache.disable
+def _empty_cache(tree: Any) -> None:
+    """Drop every prefix; requests that wait hold none, and no others are live."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    if tree.disable:
+        return
+    tree.evict(EvictParams(num_tokens=int(tree.full_evictable_size())))
+    if left := int(tree.total_size()[0]):
+        raise Unsupported(
+            f"found {left} tokens of the old weights in the prefix cache, expected it "
+            "empty; fix: report this, and restart the server"
+        )
 
 
 @hook(
     f"{_UPDATER}.end_weight_update",
     "AROUND",
     name="live_changes_session_end",
-    relies_on=(f"{HOST_SCHEDULER}.flush_cache", f"{HOST_SCHEDULER}.is_fully_idle"),
+    relies_on=(
+        f"{_CACHE}.evict",
+        f"{_CACHE}.total_size",
+        "sglang.srt.mem_cache.base_prefix_cache.EvictParams",
+    ),
 )
 @hook(
     f"{_UPDATER}.begin_weight_update",
@@ -80,11 +91,7 @@ def update_while_idle(original_fn: Callable[..., Any], self: Any, recv_req: Any)
     """
     if not _is_live(self):
         result = original_fn(self, recv_req)
-        if _caches(self) and not self.flush_cache(empty_cache=False):
-            raise Unsupported(
-                "found prefixes of the old weights in a cache that cannot be emptied, "
-                "expected an idle server; fix: report this, and restart the server"
-            )
+        _empty_cache(self.scheduler.tree_cache)
         return result
     from sglang.srt.managers import io_struct
 

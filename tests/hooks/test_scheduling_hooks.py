@@ -50,6 +50,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
     contents: dict[str, dict[str, Any]] = {
         "sglang.srt.managers.schedule_policy": {"AddReqResult": AddReqResult},
         "sglang.srt.managers.schedule_batch": {"FINISH_ABORT": FinishAbort},
+        "sglang.srt.mem_cache.base_prefix_cache": {"EvictParams": SimpleNamespace},
         "sglang.srt.mem_cache.allocation_sizing": {
             "get_alloc_len_per_decode": lambda: BLOCK
         },
@@ -251,48 +252,47 @@ def test_every_update_has_its_answer(update: str) -> None:
 def test_weights_stay_under_live_requests(name: str, update: str) -> None:
     (hook,) = (x.replacement for x in of(live_changes) if x.name == name)
     asked = type(f"{update}Input", (), {})()
-    flushed: list[Any] = []
 
-    def updater(
-        live: list[Any], chunked: Any = None, idle: bool = True, cache: bool = True
-    ) -> Any:
+    class Tree:
+        def __init__(self, tokens: int, held: int = 0, disable: bool = False) -> None:
+            self.tokens, self.held, self.disable = tokens, held, disable
+
+        def full_evictable_size(self) -> int:
+            return self.tokens - self.held
+
+        def evict(self, params: Any) -> None:
+            self.tokens -= params.num_tokens
+
+        def total_size(self) -> tuple[int, int]:
+            return self.tokens, 0
+
+    def updater(live: list[Any], chunked: Any = None, tree: Tree | None = None) -> Any:
         scheduler = SimpleNamespace(
             collect_inflight_reqs=lambda: set(map(_Id, live)),
             chunked_req=chunked,
-            tree_cache=SimpleNamespace(disable=not cache),
-            _engine_paused=False,
+            tree_cache=tree or Tree(0),
         )
-        return SimpleNamespace(
-            scheduler=scheduler,
-            is_fully_idle=lambda ignore_waiting: idle,
-            flush_cache=lambda empty_cache: flushed.append(1) or idle,
-        )
+        return SimpleNamespace(scheduler=scheduler)
 
     def answer(target: Any) -> Any:
         return hook(lambda self, recv_req: "updated", target, asked)
 
     ended = request()
     ended.finished = lambda: True
-    assert answer(updater([])) == "updated"
-    assert answer(updater([ended])) == "updated"
-    assert len(flushed) == 2
-    # Without a cache nothing has to be emptied, and who waits may wait.
-    assert answer(updater([], idle=False, cache=False)) == "updated"
-    assert len(flushed) == 2
-    for target in (
-        updater([request()]),
-        updater([], chunked=request()),
-        updater([request()], cache=False),
-        updater([], idle=False),
-    ):
+    tree, off = Tree(128), Tree(7, disable=True)
+    assert answer(updater([], tree=tree)) == "updated"
+    assert tree.tokens == 0
+    assert answer(updater([ended], tree=off)) == "updated"
+    assert off.tokens == 7
+    tree = Tree(128)
+    for target in (updater([request()], tree=tree), updater([], chunked=request())):
         refused = answer(target)
         assert type(refused).__name__ == f"{update}Output"
         assert refused.success is False
         assert "requests are live" in refused.message
-    full = updater([])
-    full.flush_cache = lambda empty_cache: False
-    with pytest.raises(Unsupported, match="cannot be emptied"):
-        answer(full)
+    assert tree.tokens == 128
+    with pytest.raises(Unsupported, match="64 tokens of the old weights"):
+        answer(updater([], tree=Tree(128, held=64)))
 
 
 class _Id:
