@@ -80,8 +80,6 @@ def runtime_facts(scheduler: Any) -> dict[str, Any]:
     """Facts of this rank that only the running scheduler knows."""
     from sglang.srt.runtime_context import get_parallel
 
-    from sglang_exact.hooks import prefix_cache
-
     runner, parallel = scheduler.tp_worker.model_runner, get_parallel()
     device = str(runner.device)
     facts: dict[str, Any] = {
@@ -94,7 +92,6 @@ def runtime_facts(scheduler: Any) -> dict[str, Any]:
         "prefill_graphs": list(
             getattr(runner.prefill_cuda_graph_runner, "capture_num_tokens", ())
         ),
-        "prefix_cache": prefix_cache.room(scheduler),
         "gpu": None,
         "compute_capability": None,
     }

@@ -125,20 +125,18 @@ def check_interval(result: None, self: Any) -> None:
 
 
 def room(scheduler: Any) -> dict[str, Any] | None:
-    """States of the prefix cache, for the attestation; None where it is off.
+    """What the attestation says of the cache; None where it is off.
 
-    `states` in the pool, of which `running` requests hold `per_request` at most.
+    `states`: those of all running requests, at most `running`, and of prefixes.
     """
     from sglang.srt.runtime_context import get_exec, get_memory
 
     if get_memory().disable_radix_cache:
         return None
     pool, mamba = scheduler.tp_worker.model_runner.req_to_token_pool, get_exec().mamba
-    slots = 2 + int(getattr(pool, "mamba_initial_tracking_slots", 0))
     return {
         "strategy": mamba.mamba_radix_cache_strategy,
         "interval": int(mamba.mamba_track_interval),
         "states": int(pool.mamba_allocator.size),
         "running": int(scheduler.max_running_requests),
-        "per_request": slots,
     }
