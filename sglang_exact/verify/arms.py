@@ -98,12 +98,26 @@ ARMS = (
         stagger_s=0.02,
     ),
     Check(
-        "cached-prefix",
+        "warm",
         "prompts served from the prefix cache",
         "standard",
         ("speculates", "logprobs", "cached"),
         cases="long-2k",
         rounds=2,
+    ),
+    Check(
+        "multi-turn",
+        "conversations behind their own earlier answers",
+        "standard",
+        ("speculates", "logprobs", "reused", "said"),
+        cases="multi-turn",
+    ),
+    Check(
+        "branch",
+        "prompts that part behind a shared prefix",
+        "standard",
+        ("speculates", "logprobs", "reused"),
+        cases="branch",
     ),
     Check(
         "sampled-neighbours",
@@ -193,6 +207,13 @@ ARMS = (
         role=REFERENCE,
         in_flight=8,
         stagger_s=0.05,
+    ),
+    Check(
+        "evict",
+        "prefixes that had to make room",
+        "full",
+        ("speculates", "logprobs", "evicted"),
+        cases="evict",
     ),
     Check(
         "rejected",

@@ -158,7 +158,7 @@ def test_full_suite(pair: Pair) -> None:
         assert found.pop(name) == "not offered"
         assert arms[name]["reasons"] == ["the server runs at most 8 requests at once"]
         assert arms[name]["compared"] >= 32
-    assert found.pop("cached-prefix") == "not offered"
+    assert found.pop("warm") == "not offered"
     # The host knows no end of an answer to hold back without a tokenizer.
     assert found.pop("penalties") == "not offered"
     assert "min_new_tokens" in arms["penalties"]["reasons"][0]
