@@ -15,6 +15,7 @@ from sglang_exact.client.answer import ServerInfo
 from sglang_exact.verify.arms import LONG, PREFILL_TOKENS, Check
 from sglang_exact.verify.counters import counted, counters_of
 from sglang_exact.verify.model import DIFFERENT, EQUAL, REFUSED, Outcome, Reference
+from sglang_exact.verify.prefixes import CHUNK
 
 # Servers may say no to these: long prompts, seeds, penalties.
 OPTIONAL = ("seeds", "penalties", *LONG)
@@ -183,12 +184,16 @@ def _reused(_: Evidence, answered: list[Outcome]) -> list[str]:
 
 
 def _said(evidence: Evidence, answered: list[Outcome]) -> list[str]:
-    """The biased answers are those that stand in the later prompts."""
-    for outcome in answered:
-        bias = _sampling(evidence, outcome).get("logit_bias")
-        said = set(map(str, evidence.references[outcome.case].answer.ids))
-        if bias and said != set(bias):
+    """The biased answers are those that stand in the later prompts, and long enough."""
+    biases = [(_sampling(evidence, o).get("logit_bias"), o) for o in answered]
+    said = [(bias, o) for bias, o in biases if bias]
+    for bias, outcome in said:
+        if set(map(str, evidence.references[outcome.case].answer.ids)) != set(bias):
             return ["logit_bias did not decide an answer: no later prompt holds it"]
+    if min((o.tokens for _, o in said), default=0) < CHUNK:
+        return [f"an answer of less than {CHUNK} tokens stands in a later prompt"]
+    if len({o.prompt_tokens for _, o in said}) < 2:
+        return ["the prompts were cut to the first turn: none holds an answer"]
     return []
 
 

@@ -238,7 +238,7 @@ class _Builder:
             self.vocab_size,
             settings.seed,
             settings.max_prompt_tokens or max(n for n, _ in LONG.values()),
-            settings.tokens or LONG_TOKENS,
+            settings.tokens or prefixes.ANSWER_TOKENS,
             settings.num_prompts or prefixes.MOST,
         )
         return prefixes.CASES[arm.cases](scale), ""

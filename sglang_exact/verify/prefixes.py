@@ -10,8 +10,9 @@ from typing import NamedTuple
 from sglang_exact.client.answer import Case, Prompt
 from sglang_exact.verify import prompts
 
+CHUNK = 64
 ANSWER_TOKENS = 96
-"""Of an earlier answer in a later prompt: more than a chunk of 64."""
+"""Of an earlier answer in a later prompt: more than a chunk."""
 SHORT = 32
 MOST = 32
 """Prompts of an arm."""
@@ -40,21 +41,23 @@ def _case(name: str, ids: tuple[int, ...], tokens: int) -> Case:
 
 
 def multi_turn(scale: Scale) -> list[Case]:
-    """Two conversations of four turns.
+    """Two conversations of four turns, or as many as the longest prompt holds.
 
     Each turn is asked twice: for a short free answer, and for the biased one that
     stands in the next turn's prompt.
     """
-    answer = (scale.vocab_size // 2,) * ANSWER_TOKENS
+    answer = (scale.vocab_size // 2,) * min(ANSWER_TOKENS, scale.tokens)
     bias = prompts.sampling_json({"logit_bias": {str(answer[0]): SURE}})
     found = []
     for talk in range(min(2, scale.most)):
         name = f"multi-turn-{talk}"
         questions = [_ids(scale, f"{name}-{turn}", 160) for turn in range(4)]
-        for turn, ids in enumerate(accumulate(questions, lambda a, b: a + answer + b)):
-            free = _case(f"{name}-{turn}", ids, min(SHORT, scale.tokens))
-            said = _case(f"{name}-{turn}-said", ids, ANSWER_TOKENS)
-            found += [free, said._replace(sampling=bias)]
+        turns = accumulate(questions, lambda before, ids: before + answer + ids)
+        for turn, ids in enumerate(turns):
+            if len(ids) <= scale.longest:
+                found.append(_case(f"{name}-{turn}", ids, min(SHORT, scale.tokens)))
+                said = _case(f"{name}-{turn}-said", ids, len(answer))
+                found.append(said._replace(sampling=bias))
     return found
 
 

@@ -27,8 +27,8 @@ OWN_SERVER = {"rejected", "widths", "restart"}
 
 
 def test_every_arm_is_verified_where_it_can_be(tmp_path: Path) -> None:
-    """All arms at once, with every role served; a cache that evicts is below."""
-    left_out = {"long-128k", "evict"}
+    """All arms at once, with every role served; two that need more are below."""
+    left_out = {"long-128k", "evict", "multi-turn"}
     names = ",".join(arm.name for arm in arms.ARMS if arm.name not in left_out)
 
     async def go() -> summary.Run:
@@ -364,22 +364,39 @@ def test_every_server_of_an_arm_speculates(tmp_path: Path, accept: float) -> Non
     assert accept or "width-2: no draft was accepted" in reasons(run)
 
 
-PREFIXES = "multi-turn,branch"
-
-
-def test_prefixes_are_found_and_compared(tmp_path: Path) -> None:
-    plan = settings(PREFIXES, num_prompts=8)
+@pytest.mark.parametrize(
+    ("arm", "changes"), [("multi-turn", {"tokens": None}), ("branch", {})]
+)
+def test_prefixes_are_found_and_compared(
+    tmp_path: Path, arm: str, changes: dict[str, Any]
+) -> None:
+    plan = settings(arm, num_prompts=8, **changes)
     run = asyncio.run(against(FakeServer(), tmp_path, plan))
-    assert states(run) == dict.fromkeys(PREFIXES.split(","), "verified"), reasons(run)
+    assert states(run) == {arm: "verified"}, reasons(run)
     # Control: a server that finds nothing, or says that it does not look.
     nothing = FakeServer(radix=False, info={"disable_radix_cache": False})
     run = asyncio.run(against(nothing, tmp_path / "b", plan))
-    assert set(states(run).values()) == {"not exercised"}
-    assert "0 of 8 prompts began in the prefix cache" in reasons(run)
-    run = asyncio.run(
-        against(FakeServer(radix=False), tmp_path / "c", settings("branch"))
-    )
-    assert states(run) == {"branch": "not offered"}
+    assert states(run) == {arm: "not exercised"}
+    assert "prompts began in the prefix cache" in reasons(run)
+    off = FakeServer(radix=False)
+    run = asyncio.run(against(off, tmp_path / "c", plan))
+    assert states(run) == {arm: "not offered"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tokens": 12}, "an answer of less than 64 tokens"),
+        ({"tokens": None, "max_prompt_tokens": 200}, "cut to the first turn"),
+    ],
+)
+def test_conversations_cut_short(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    plan = settings("multi-turn", **changes)
+    run = asyncio.run(against(FakeServer(), tmp_path, plan))
+    assert states(run) == {"multi-turn": "not exercised"}
+    assert said in reasons(run)
 
 
 def test_answers_that_no_later_prompt_holds(tmp_path: Path) -> None:
