@@ -230,7 +230,7 @@ CONTROLS: dict[str, Control] = {
         ("prefix_snapshot", "prefix_snapshot_asked"),
         Control(
             ATTESTED,
-            why="the tiny model forgets what a rounding moved: test_rounded_state_differs",
+            why="the tiny model forgets roundings: see test_rounded_state_differs",
         ),
     ),
     "prefix_insert": Control(
