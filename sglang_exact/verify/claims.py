@@ -35,7 +35,7 @@ ENDING = (
 class Evidence:
     """What the claims of one arm are judged on.
 
-    `outcomes` are the answers that were compared, `neighbours` their company,
+    `outcomes` are the answers that were compared, `neighbours` those beside them,
     `earlier` the request ids of other arms' answers.
     """
 
@@ -287,7 +287,7 @@ def _altered(evidence: Evidence, answered: list[Outcome]) -> list[str]:
 def _sampled_neighbours(evidence: Evidence, answered: list[Outcome]) -> list[str]:
     done = [o for o in evidence.neighbours if o.status in (EQUAL, DIFFERENT)]
     if not done:
-        return _no_company(evidence, "sampled")
+        return _no_neighbours(evidence, "sampled")
     if not any(o.status == DIFFERENT for o in done):
         return ["the sampled neighbours all gave greedy answers"]
     return _beside(answered)
@@ -296,7 +296,7 @@ def _sampled_neighbours(evidence: Evidence, answered: list[Outcome]) -> list[str
 def _prefill_neighbours(evidence: Evidence, answered: list[Outcome]) -> list[str]:
     done = [o for o in evidence.neighbours if o.status in (EQUAL, DIFFERENT)]
     if not done:
-        return _no_company(evidence, "prefill")
+        return _no_neighbours(evidence, "prefill")
     longest = max(o.prompt_tokens or 0 for o in done)
     if longest < PREFILL_TOKENS:
         return [
@@ -305,14 +305,14 @@ def _prefill_neighbours(evidence: Evidence, answered: list[Outcome]) -> list[str
     return _beside(answered)
 
 
-def _no_company(evidence: Evidence, kind: str) -> list[str]:
+def _no_neighbours(evidence: Evidence, kind: str) -> list[str]:
     said = {o.message for o in evidence.neighbours if o.message}
     return [f"no {kind} neighbour was answered", *sorted(said)[:1]]
 
 
 def _beside(answered: list[Outcome]) -> list[str]:
     """Neighbours that give up early leave the rest of the answers alone."""
-    count = sum(o.company > 0 for o in answered)
+    count = sum(o.beside > 0 for o in answered)
     if 2 * count < len(answered):
         return [f"{count} of {len(answered)} answers had a neighbour in flight"]
     return []
