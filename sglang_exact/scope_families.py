@@ -75,10 +75,17 @@ FAMILIES = (
             "sglang.kernels.ops.attention.fla.layernorm_gated": "RMSNorm",
             "sglang.srt.layers.radix_linear_attention": "RadixLinearAttention",
         },
-        ("gdn_verify", "decode_attention", "prefill_attention"),
+        ("gdn_verify", "prefix_snapshot", "decode_attention", "prefill_attention"),
         (
             Fill(
                 "mamba_ssm_dtype", None, "float32", "verify keeps the state in float32"
+            ),
+            Fill(
+                "mamba_radix_cache_strategy",
+                "auto",
+                "extra_buffer",
+                "a cached prefix has the state of its last cut",
+                fixed=False,
             ),
         ),
         # CHUNK_SIZE of sglang/kernels/ops/attention/fla/chunk_delta_h.py.

@@ -109,8 +109,8 @@ class Client:
         return answer
 
     def flush_cache(self) -> None:
-        """Empty the prefix cache."""
-        self.request("/flush_cache", {})
+        """Empty the prefix cache, once the last request has left."""
+        self.request("/flush_cache?timeout=30", {})
 
     def generate(
         self,
