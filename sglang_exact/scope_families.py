@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 class Fill(NamedTuple):
     """A server argument that is set if not given: the host's default and our value.
 
-    One that is `fixed` is refused with any other value.
+    One that is `fixed` is refused with any other value; one is left alone where the
+    user gives the argument `unless`.
     """
 
     field: str
@@ -18,6 +19,7 @@ class Fill(NamedTuple):
     value: object
     why: str
     fixed: bool = True
+    unless: str = ""
 
 
 class Family(NamedTuple):

@@ -8,14 +8,16 @@ Why: a checkpoint inside a prefill step is taken from the chunk kernel's output 
     chunk, and TritonGDNKernel does not ask for it
     (sglang/srt/layers/attention/linear/gdn_backend.py:1167).
 What: the launches of the host's chunk_gated_delta_rule, in its order, and the kernel's
-    own float32 snapshot. Every prefill runs that one binary, whether a request of the
-    step is kept or not, and with the cache off as well: index -1 keeps nothing.
-Scope: GDN prefill of the target with float32 states.
+    own float32 snapshot. Every prefill of a server with the cache runs that one
+    binary, whether a request of the step is kept or not: index -1 keeps nothing.
+Scope: GDN prefill of the target with float32 states; without the cache the host's own
+    launches run.
 Retire when: TritonGDNKernel.extend passes track_state.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang_exact.hooks.base import DIRECT, Unsupported, hook, refuse_unknown
@@ -65,7 +67,7 @@ def _untracked(kernel: Any, states: torch.Tensor, count: int) -> tuple[Any, Any]
 
 @hook(
     f"{_KERNEL}.extend",
-    "REPLACE",
+    "AROUND",
     name="prefix_snapshot",
     relies_on=(
         f"{_FLA}.chunk.chunk_gated_delta_rule",
@@ -85,7 +87,16 @@ def _untracked(kernel: Any, states: torch.Tensor, count: int) -> tuple[Any, Any]
         "build_prefill_track_plan",
     ),
 )
-def extend(
+def extend(original_fn: Callable[..., Any], self: Any, *args: Any, **given: Any) -> Any:
+    """Around TritonGDNKernel.extend: `kept` where prefixes are."""
+    from sglang.srt.runtime_context import get_memory
+
+    if get_memory().disable_radix_cache:
+        return original_fn(self, *args, **given)
+    return kept(self, *args, **given)
+
+
+def kept(
     self: Any,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -101,7 +112,7 @@ def extend(
     track_chunk_idx: torch.Tensor | None = None,
     **others: object,
 ) -> tuple[torch.Tensor, None, torch.Tensor]:
-    """Replaces TritonGDNKernel.extend; shapes as there, states updated in place.
+    """TritonGDNKernel.extend with float32 snapshots; shapes as there, states in place.
 
     q, k: [1, T, H, K] bf16; v: [1, T, HV, V] bf16; g, beta: [1, T, HV];
     ssm_states: [slots, HV, V, K] float32; track_state: [bs, HV, V, K] float32, into

@@ -38,13 +38,13 @@ def _prefill(tensors: list[Any], states: Any, keep: int | None = None) -> list[A
     """
     import torch
 
-    from sglang_exact.hooks.prefix_snapshot import extend
+    from sglang_exact.hooks.prefix_snapshot import kept as prefill
 
     def integers(*values: int) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=states.device)
 
     kept = None if keep is None else torch.full_like(states, float("nan"))
-    outputs, _, _ = extend(
+    outputs, _, _ = prefill(
         SimpleNamespace(),
         *(tensor.contiguous() for tensor in tensors),
         ssm_states=states,
@@ -93,6 +93,10 @@ def compare(shape: Shape, chunk: int, seed: int, device: str) -> list[str]:
 
 def run(model_runner: Any) -> list[Reason]:
     """A prefix from the cache must give the bits of a computed one at this shape."""
+    from sglang.srt.runtime_context import get_memory
+
+    if get_memory().disable_radix_cache:
+        return []
     config = model_runner.model_config.hf_text_config
     if not all(hasattr(config, name) for name in SIZES):
         return []

@@ -27,7 +27,8 @@ pytestmark = [pytest.mark.host, pytest.mark.e2e]
 
 TOKENS = 5
 RATE = 0.7
-FLAGS = ("--context-length", "512", "--chunked-prefill-size", "128")
+CACHE = ("--mamba-radix-cache-strategy", "extra_buffer")
+FLAGS = ("--context-length", "512", "--chunked-prefill-size", "128", *CACHE)
 DISABLE = "SGLANG_EXACT_TEST_DISABLE_HOOKS"
 Asked = tuple[Sequence[int], int, dict[str, Any]]
 

@@ -68,7 +68,7 @@ def extend(tensors: list[Any], lengths: list[int], states: Any, **more: Any) -> 
     starts = torch.tensor([0, *lengths]).cumsum(0).int().to(states.device)
     rows = torch.arange(len(lengths), dtype=torch.int32, device=states.device)
     own = SimpleNamespace()
-    return prefix_snapshot.extend(
+    return prefix_snapshot.kept(
         own, *tensors, ssm_states=states, cache_indices=rows, query_start_loc=starts,
         layer_id=3, **more,
     )[0]  # fmt: skip
