@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 from sglang_exact import launch_server
 from sglang_exact.cli import doctor, env
@@ -153,19 +154,11 @@ def test_host_that_does_not_import(tmp_path: Path) -> None:
     env = environment({**os.environ, "PYTHONPATH": str(tmp_path)})
     code = "from sglang_exact.cli import main; main()"
     for command, status in (
-        (("-c", code, "doctor"), 1),
-        (("-m", "sglang_exact.launch_server", "--exact-check", "--model-path", "m"), 3),
-        (("-m", "sglang_exact.launch_server", "--help"), 0),
+        (["-c", code, "doctor"], 1),
+        (["-m", "sglang_exact.launch_server", "--exact-check", "--model-path", "m"], 3),
+        (["-m", "sglang_exact.launch_server", "--help"], 0),
     ):
-        done = subprocess.run(
-            [sys.executable, *command],
-            env=env,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
+        done = warm.run(command, env=env, cwd=tmp_path)
         shown = done.stdout + done.stderr
         assert done.returncode == status, shown
         assert shown.count("ImportError: broken on purpose") == 1, shown

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -18,6 +20,7 @@ from sglang_exact.host import VERSION, compat
 from sglang_exact.host import files as host_files
 from sglang_exact.host import source as host
 from tools.pins import changes as host_changes
+from tools.pins import pin
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD = {
@@ -207,18 +210,44 @@ def test_no_host_and_no_version(
         host_changes.find_tree()
 
 
-def pin_host(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "pin_host"), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+PARSED = functools.cache(host.fingerprint)
+
+
+class Done(NamedTuple):
+    """How the command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def pin_host(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
+    """The command in this process; `test_commands` runs it as documented.
+
+    The installed host, which no test edits, is parsed once for all of them.
+    """
+    root = host.root()
+    installed = root.resolve() if root else None
+    parse = host.fingerprint
+
+    def fingerprint(name: str, base: Path | None = None) -> host.Fingerprint:
+        return (PARSED if base == installed else parse)(name, base)
+
+    monkeypatch.setattr(host, "fingerprint", fingerprint)
+
+    def ask(*arguments: str) -> Done:
+        host._tree.cache_clear()
+        monkeypatch.setattr(sys, "argv", ["pin_host", *arguments])
+        return Done(pin.main(), *capsys.readouterr())
+
+    return ask
 
 
 @pytest.mark.host
-def test_the_installed_host_is_as_pinned() -> None:
+def test_the_installed_host_is_as_pinned(pin_host: Callable[..., Done]) -> None:
     done = pin_host("--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
@@ -227,7 +256,7 @@ def test_the_installed_host_is_as_pinned() -> None:
 
 
 @pytest.mark.host
-def test_a_changed_host(tmp_path: Path) -> None:
+def test_a_changed_host(tmp_path: Path, pin_host: Callable[..., Done]) -> None:
     """One function of the installed host changed, another one taken away."""
     root = host.root()
     assert root is not None
@@ -276,7 +305,7 @@ def test_a_changed_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.host
-def test_what_proves_a_host(tmp_path: Path) -> None:
+def test_what_proves_a_host(tmp_path: Path, pin_host: Callable[..., Done]) -> None:
     """Rows that passed do; a measurement beside them is passed over."""
     out, runs = tmp_path / "pins", tmp_path / "gpu"
     out.mkdir()
@@ -297,7 +326,7 @@ def test_what_proves_a_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.host
-def test_what_cannot_be_done(tmp_path: Path) -> None:
+def test_what_cannot_be_done(tmp_path: Path, pin_host: Callable[..., Done]) -> None:
     done = pin_host("--site", str(tmp_path))
     assert done.returncode == 2 and "found no sglang/srt" in done.stderr
     done = pin_host("--against", "0.0.1")

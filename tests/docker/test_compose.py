@@ -11,6 +11,7 @@ from pathlib import Path
 
 import docker_build
 import pytest
+import warm
 from compose_file import COMPOSE, EXAMPLE, ROOT, flags, load, pairs, variables
 
 from sglang_exact import __version__
@@ -184,17 +185,8 @@ def check(folder: Path, models: Path, service: str, **changes: str) -> tuple[int
         for word in ([flag] if value.startswith("--") or not value else [flag, value])
     ]
     base = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "sglang_exact.launch_server", *words, *more]
-        + ["--exact-check"],
-        env=environment(base),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    launcher = ["-m", "sglang_exact.launch_server", *words, *more, "--exact-check"]
+    done = warm.run(launcher, env=environment(base), merged=True, timeout=180)
     return done.returncode, done.stdout
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import docs_reader
 import pytest
+import warm
 from docs_reader import Block, Command
 
 from sglang_exact.host import source as host
@@ -160,15 +161,8 @@ def test_what_is_no_command() -> None:
 @functools.cache
 def help_of(*words: str) -> str:
     """What a program of ours says about itself; a test of its --help as well."""
-    done = subprocess.run(
-        [*words, "--help"],
-        env={**environment(), "COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    env = {**environment(), "COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"}
+    done = warm.run([*words, "--help"], env=env, cwd=ROOT, timeout=180)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout
@@ -183,17 +177,17 @@ def program(command: Command) -> tuple[str, ...] | None:
             if word.startswith("-") or (names and names[0] != "bench"):
                 break
             names.append(word)
-        return (sys.executable, "-m", "sglang_exact", *names)
+        return ("-m", "sglang_exact", *names)
     if words[0].startswith("scripts/"):
         text = (ROOT / words[0]).read_text(encoding="utf-8")
         if "bash" in text.splitlines()[0]:
             return None
-        script = (sys.executable, words[0])
+        script = (words[0],)
         choices = re.search(r"\{([a-z,-]+)\}", help_of(*script))
         known = choices[1].split(",") if choices else []
         return (*script, *(word for word in words[1:2] if word in known))
     if words[:2] == ["python", "-m"] and words[2] in MODULES:
-        return (sys.executable, "-W", "ignore", "-m", words[2])
+        return ("-W", "ignore", "-m", words[2])
     return None
 
 
@@ -214,7 +208,7 @@ def unknown_flags(command: Command) -> list[str]:
 
 
 def _host_help() -> str:
-    return help_of(sys.executable, "-W", "ignore", "-m", MODULES[1])
+    return help_of("-W", "ignore", "-m", MODULES[1])
 
 
 @pytest.mark.host
@@ -252,8 +246,8 @@ def executed(words: tuple[str, ...], out: Path) -> list[str]:
     if first in ("scripts/docs_tables", "scripts/evidence"):
         rest = ["--check"]
     if first == "sglang-exact":
-        return [sys.executable, "-m", "sglang_exact", *rest]
-    return [sys.executable, str(ROOT / first), *rest]
+        return ["-m", "sglang_exact", *rest]
+    return [str(ROOT / first), *rest]
 
 
 def cheap() -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
@@ -272,15 +266,8 @@ def cheap() -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
 def test_cheap_commands_run(
     words: tuple[str, ...], statuses: tuple[int, ...], tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        executed(words, tmp_path),
-        env={**environment(), "COLUMNS": "200"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    env = {**environment(), "COLUMNS": "200"}
+    done = warm.run(executed(words, tmp_path), env=env, cwd=tmp_path, timeout=180)
     assert done.returncode in statuses, done.stdout + done.stderr
     assert done.stdout and "Traceback" not in done.stderr
 
@@ -340,15 +327,8 @@ def test_documented_rehearsals_start(
     assert all("--model-path" in words for words in made)
     assert any("sglang.launch_server" in words for words in made)
     (drafted, *_) = [words for words in made if "DFLASH" in words]
-    done = subprocess.run(
-        [*drafted, "--exact-check"],
-        env=environment(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    asked = [*drafted[1:], "--exact-check"]
+    done = warm.run(asked, env=environment(), cwd=tmp_path, timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "this setup can be served exactly" in done.stdout
 
@@ -364,15 +344,8 @@ def test_quoted_refusals_are_what_is_printed(
     asked: tuple[str, ...], text: str, tmp_path: Path
 ) -> None:
     flags = ["--model-path", "Qwen/Qwen3.8-27B", *asked, "--exact-check"]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", MODULES[1], *flags],
-        env=environment(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    launcher = ["-W", "ignore", "-m", MODULES[1], *flags]
+    done = warm.run(launcher, env=environment(), cwd=tmp_path, timeout=180)
     assert done.returncode == 3, done.stderr
     assert text in " ".join(done.stderr.split())
 
@@ -382,13 +355,6 @@ def test_some_refusal_is_quoted() -> None:
 
 
 def test_doctor_as_json_in_any_folder(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "sglang_exact", "doctor", "--json", "--no-gpu"],
-        env=environment(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    doctor = ["-m", "sglang_exact", "doctor", "--json", "--no-gpu"]
+    done = warm.run(doctor, env=environment(), cwd=tmp_path, timeout=120)
     assert {"ok", "checks"} <= set(json.loads(done.stdout))

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import warm
 
 from sglang_exact.host import source as host
 from sglang_exact.reasons import HEADLINE
@@ -75,16 +75,8 @@ def run(
     if entry is not LAUNCHER:
         variables["SGLANG_EXACT_ENABLE"] = "1"
     variables.update(env or {})
-    done = subprocess.run(
-        [sys.executable, *entry, *flags],
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    words = [*entry, *flags]
+    done = warm.run(words, env=variables, merged=True, timeout=timeout_s)
     return Outcome(done.returncode, done.stdout)
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from launching import flags
 
 from sglang_exact.rehearsal import models
@@ -189,15 +188,7 @@ def resolved(
     for name, (file, content, _) in FILES.items():
         model = checkpoint(folder / name, tiny_models / "target", file, content)
         cases[name] = (flags(model), {})
-    done = subprocess.run(
-        [sys.executable, "-c", RESOLVE],
-        input=json.dumps(cases),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = warm.run(["-c", RESOLVE], env=environment(), stdin=json.dumps(cases))
     answers = [x for x in done.stdout.splitlines() if x.startswith("ANSWER ")]
     assert answers, done.stdout + done.stderr
     found: dict[str, list[str]] = json.loads(answers[-1].removeprefix("ANSWER "))

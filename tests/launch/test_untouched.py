@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+import warm
 
 from sglang_exact.rehearsal.environment import environment
 
@@ -60,14 +59,7 @@ def probe(**variables: str) -> dict[str, Any]:
     # The mends are what lets the host's modules be imported without a GPU; they are
     # put in place here, so that no setting of the overlay is on.
     start = "from sglang_exact.rehearsal import bootstrap; bootstrap.install()\n"
-    done = subprocess.run(
-        [sys.executable, "-c", start + PROBE],
-        env={**env, **variables},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    done = warm.run(["-c", start + PROBE], env={**env, **variables})
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

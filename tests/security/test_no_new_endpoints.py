@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 from sglang_exact.rehearsal.environment import environment
 
@@ -69,14 +68,8 @@ print(json.dumps({
 def application(*words: str, **variables: str) -> dict[str, Any]:
     """Routes and middleware in a process of its own."""
     base = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_")}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROBE, *words],
-        env={**environment(base), **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    env = {**environment(base), **variables}
+    done = warm.run(["-W", "ignore", "-c", PROBE, *words], env=env)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+import warm
 
 from sglang_exact.selftest import attention as selftest_attention
 from sglang_exact.selftest import gdn as selftest_gdn
@@ -44,14 +41,7 @@ def test_heads_are_those_of_one_rank() -> None:
     """Half the heads of every kind at two ranks; the head's width stays."""
     from sglang_exact.rehearsal.environment import environment
 
-    ran = subprocess.run(
-        [sys.executable, "-c", SHAPES_OF_RANKS],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parent,
-    )
+    ran = warm.run(["-c", SHAPES_OF_RANKS], env=environment())
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert ran.stdout.splitlines() == [
         "(16, 48, 128, 128) (24, 4, 256)",
