@@ -269,10 +269,15 @@ LAZY = ("--mamba-radix-cache-strategy", "extra_buffer_lazy")
 @pytest.mark.parametrize(
     ("drafter", "overlap", "flags"),
     [
-        *((name, False, ()) for name in DRAFTERS),
-        ("", True, ()),
         ("dflash", True, ()),
-        ("dflash", True, LAZY),
+        *(
+            pytest.param(*given, marks=pytest.mark.slow)
+            for given in (
+                *((name, False, ()) for name in DRAFTERS),
+                ("", True, ()),
+                ("dflash", True, LAZY),
+            )
+        ),
     ],
 )
 def test_every_drafter(
