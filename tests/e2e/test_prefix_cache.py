@@ -27,7 +27,10 @@ pytestmark = [pytest.mark.host, pytest.mark.e2e]
 
 TOKENS = 5
 RATE = 0.7
-CACHE = ("--mamba-radix-cache-strategy", "extra_buffer")
+CACHE = (
+    *("--mamba-radix-cache-strategy", "extra_buffer"),
+    *("--max-mamba-cache-size", "48"),
+)
 FLAGS = ("--context-length", "512", "--chunked-prefill-size", "128", *CACHE)
 DISABLE = "SGLANG_EXACT_TEST_DISABLE_HOOKS"
 Asked = tuple[Sequence[int], int, dict[str, Any]]
@@ -235,7 +238,7 @@ def test_new_weights_empty_the_cache(warm: Server) -> None:
 
 SMALL = (
     *("--context-length", "256", "--chunked-prefill-size", "128"),
-    *("--max-running-requests", "1", "--max-mamba-cache-size", "5"),
+    *(*CACHE, "--max-running-requests", "1", "--max-mamba-cache-size", "5"),
     *("--max-total-tokens", "420"),
 )
 """Two states beside those of a running request; tokens of two prompts."""
