@@ -23,11 +23,28 @@ PREFILL_GRAPH_TOKENS = 512
 """Largest bucket of prefill graphs: 30 of them take 11 s and 0.7 GB of an H200 at 64
 layers; longer steps wait for the GPU, not for launches."""
 
+BEYOND_CONTEXT = 2**30
+"""Tokens that no context has."""
+
 FILLS = (
     Fill("enable_deterministic_inference", False, True, "batch-invariant kernels"),
     Fill("attention_backend", None, "triton", "its decode kernel is the reference"),
     *(fill for family in FAMILIES for fill in family.fills),
-    Fill("disable_radix_cache", False, True, "a cache hit moves the prefill grid"),
+    Fill(
+        "disable_radix_cache",
+        False,
+        True,
+        "off until it is asked for",
+        fixed=False,
+        unless="mamba_radix_cache_strategy",
+    ),
+    Fill(
+        "mamba_track_interval",
+        256,
+        BEYOND_CONTEXT,
+        "decode's states are not prefill's, so none is kept",
+        fixed=False,
+    ),
     Fill(
         "cuda_graph_max_bs_prefill",
         None,
@@ -56,9 +73,9 @@ ALLOWED: dict[str, tuple[object, ...]] = {
     "enable_int8_mamba_checkpoint": (False,),
     "enable_linear_replayssm": (False,),
     "enable_linear_replayssm_spec": (False,),
-    "disable_radix_cache": (True,),
+    "mamba_radix_cache_strategy": ("extra_buffer", "extra_buffer_lazy"),
+    # Each brings its own cache of prefixes; none was compared with computing them.
     "enable_hierarchical_cache": (False,),
-    # Each brings its own cache of prefixes, whose hits move the prefill grid.
     "radix_cache_backend": (None,),
     "enable_lmcache": (False,),
     "enable_flexkv": (False,),
@@ -165,6 +182,7 @@ _ONE_KERNEL = "one kernel adds every message, whatever its size"
 _OWN_TRIE = "a chain comes from one trie; a corpus would take its only token"
 _OTHER_NORM = "the fused norm sums in an order of its own, and only takes some sizes"
 WHY: dict[str, str] = {
+    "mamba_radix_cache_strategy": "the others keep decode's states for later prompts",
     "tp_size": (
         "two ranks add two numbers; with more, the order of an all-reduce's sum may "
         "change with the size of its message, so with the number of rows"
@@ -237,7 +255,7 @@ def fill(args: Any) -> list[Reason]:
     reasons += scope_arguments.left_alone_reasons(args, user)
     for item in fills(args):
         found = getattr(args, item.field)
-        if found == item.value:
+        if found == item.value or item.unless in user:
             continue
         if found != item.host_default:
             if not item.fixed:

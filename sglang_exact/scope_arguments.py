@@ -58,7 +58,6 @@ LEFT_ALONE: dict[str, str] = _names(
             speculative_dspark_confidence_sts_path
             speculative_dspark_align_verify_tokens_to_graph_tier""",
         "the thinking phase would draw from masked logits": "enable_strict_thinking",
-        "states would be kept for cached prefixes": "mamba_radix_cache_strategy",
     }
 )
 
@@ -112,7 +111,7 @@ HARMLESS: dict[str, str] = _names(
             cuda_graph_config cuda_graph_backend_decode cuda_graph_backend_prefill
             disable_cuda_graph disable_decode_cuda_graph disable_prefill_cuda_graph
             cuda_graph_max_bs_prefill cuda_graph_bs_prefill
-            cuda_graph_prefill_max_context chunked_prefill_size
+            cuda_graph_prefill_max_context chunked_prefill_size mamba_track_interval
             max_prefill_tokens max_running_requests disable_custom_all_reduce
             tokenizer_worker_num speculative_algorithm speculative_num_draft_tokens
             speculative_dflash_block_size speculative_dspark_block_size
@@ -170,11 +169,12 @@ HARMLESS: dict[str, str] = _names(
             speculative_domino_candidate_pool_size speculative_ngram_max_trie_depth
             speculative_ngram_capacity speculative_ngram_match_type
             speculative_ngram_external_corpus_max_tokens""",
-        "part of a cache of prefixes, which is off": """
-            radix_eviction_policy radix_eviction_policy_config
-            _radix_eviction_policy_explicitly_set disable_chunked_prefix_cache
-            strip_thinking_cache mamba_max_states_per_path mamba_cache_philox_rounds
-            uses_mamba_radix_cache mamba_track_interval int8_mamba_ckpt_size
+        "a cached prefix has the bits of a computed one": """
+            disable_radix_cache radix_eviction_policy radix_eviction_policy_config
+            _radix_eviction_policy_explicitly_set strip_thinking_cache
+            mamba_max_states_per_path uses_mamba_radix_cache""",
+        "part of other caches of prefixes and states, which are off": """
+            disable_chunked_prefix_cache mamba_cache_philox_rounds int8_mamba_ckpt_size
             linear_replayssm_cache_len hicache_host_memory_mode hicache_ratio
             hicache_size hicache_write_policy hicache_io_backend hicache_mem_layout
             hicache_storage_backend hicache_storage_prefetch_policy

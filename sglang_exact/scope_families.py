@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 class Fill(NamedTuple):
     """A server argument that is set if not given: the host's default and our value.
 
-    One that is `fixed` is refused with any other value.
+    One that is `fixed` is refused with any other value; one is left alone where the
+    user gives the argument `unless`.
     """
 
     field: str
@@ -18,6 +19,7 @@ class Fill(NamedTuple):
     value: object
     why: str
     fixed: bool = True
+    unless: str = ""
 
 
 class Family(NamedTuple):
@@ -75,10 +77,17 @@ FAMILIES = (
             "sglang.kernels.ops.attention.fla.layernorm_gated": "RMSNorm",
             "sglang.srt.layers.radix_linear_attention": "RadixLinearAttention",
         },
-        ("gdn_verify", "decode_attention", "prefill_attention"),
+        ("gdn_verify", "prefix_snapshot", "decode_attention", "prefill_attention"),
         (
             Fill(
                 "mamba_ssm_dtype", None, "float32", "verify keeps the state in float32"
+            ),
+            Fill(
+                "mamba_radix_cache_strategy",
+                "auto",
+                "extra_buffer",
+                "a cached prefix has the state of its last cut",
+                fixed=False,
             ),
         ),
         # CHUNK_SIZE of sglang/kernels/ops/attention/fla/chunk_delta_h.py.

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from sglang_exact.client.answer import IDS_ONLY, Answer, Options, Request, Sample
 from sglang_exact.client.http import Client
@@ -20,19 +19,6 @@ GIVE_UP = 5
 class CannotRun(RuntimeError):
     """Nothing can be measured, or no more; the text says what was found, what was
     expected and how to fix it."""
-
-
-class Display(Protocol):
-    """Progress; `view.console.Bar` is one."""
-
-    def begin(self, name: str, tokens: int) -> None:
-        """A part with so many tokens to go begins."""
-
-    def advance(self, tokens: int) -> None:
-        """So many tokens are done."""
-
-    def say(self, text: str) -> None:
-        """One line."""
 
 
 def shorter(answer: Answer, tokens: int) -> str:

@@ -37,9 +37,7 @@ class Tally:
         if reference is None:
             self.missing.append(key)
             return None
-        self.compared += 1
         ids = answer.ids == reference.ids
-        self.ids_equal += ids
         both = bool(answer.logprobs) and bool(reference.logprobs)
         bits = both and answer.logprobs == reference.logprobs
         # A logprob that is not a number proves nothing.
@@ -47,15 +45,21 @@ class Tally:
         self.logprobs += both
         self.logprobs_equal += bits
         equal = ids and (bits or not both)
-        if not equal and self.first is None:
-            found = compare(answer, reference)
-            self.first = {
-                "request": key,
-                "what": list(found.what) if found else [],
-                "position": found.position if found else None,
-                "ids": list(found.ids) if found else [],
-            }
+        found = None if equal or self.first else compare(answer, reference)
+        first = {
+            "what": list(found.what) if found else [],
+            "position": found.position if found else None,
+            "ids": list(found.ids) if found else [],
+        }
+        self.count(key, ids, None if equal else first)
         return equal
+
+    def count(self, key: str, ids: bool, first: dict[str, Any] | None) -> None:
+        """One answer more, whose `ids` are equal; `first` says where it differs."""
+        self.compared += 1
+        self.ids_equal += ids
+        if first is not None and self.first is None:
+            self.first = {"request": key, **first}
 
     def text(self) -> str:
         """For a table: `ids equal n/n`, with logprobs where they were asked for."""
@@ -84,8 +88,9 @@ _COUNTS = (
 
 def total(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The `exactness` of several rows as that of one; those of the plain server, whose
-    `plain` is true, are left out."""
-    found = [row["exactness"] for row in rows if not row.get("plain")]
+    `plain` is true, are left out, and those that were compared with nothing."""
+    each = [row["exactness"] for row in rows if not row.get("plain")]
+    found = [one for one in each if one]
     firsts = (one.get("first_difference") for one in found)
     return {
         **{name: sum(one.get(name, 0) for one in found) for name in _COUNTS},

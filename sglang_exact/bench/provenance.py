@@ -80,7 +80,7 @@ async def server(
 ) -> dict[str, Any]:
     """What one server says it is.
 
-    `info` is what `verify.server.inspect` found; `launch` the launch command of
+    `info` is what `client.facts.inspect` found; `launch` the launch command of
     /server_info, asked for here when it is not given.
     """
     if launch is None:

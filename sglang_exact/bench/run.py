@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -12,18 +11,14 @@ from typing import Any
 import orjson
 
 from sglang_exact.bench import provenance
-from sglang_exact.view.output import WouldBeLost, write_atomic
+from sglang_exact.client.typed import typed
+from sglang_exact.view.output import WouldBeLost, json_bytes, now, write_atomic
 
 SCHEMA = "sglang-exact-bench/1"
 
 
 class RunError(ValueError):
     """A record cannot be read; the text says what was found and what to do."""
-
-
-def now() -> str:
-    """The time in UTC, ISO 8601, to the second."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 @dataclass(slots=True)
@@ -64,14 +59,13 @@ def save(run: BenchRun, path: Path) -> None:
 
     Raises OSError.
     """
-    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    write_atomic(path, orjson.dumps(run.to_json(), option=options))
+    write_atomic(path, json_bytes(run.to_json()))
 
 
 def load(path: Path) -> BenchRun:
     """Read a record.
 
-    Raises RunError for a file that is not one, with everything that is wrong with it.
+    Raises RunError for a file that is not one.
     """
     try:
         raw = orjson.loads(path.read_bytes())
@@ -92,35 +86,14 @@ def load(path: Path) -> BenchRun:
     return _checked(raw, path)
 
 
-_TYPES: dict[str, type] = {
-    "verb": str,
-    "label": str,
-    "notes": list,
-    "created": str,
-    "complete": bool,
-    "command": list,
-    "settings": dict,
-    "provenance": dict,
-    "rows": list,
-    "exactness": dict,
-}
-
-
 def _checked(raw: dict[str, Any], path: Path) -> BenchRun:
     names = {f.name for f in fields(BenchRun)}
     problems = [f"unknown field {name!r}" for name in sorted(set(raw) - names)]
     problems += [f"no field {name!r}" for name in sorted(names - set(raw))]
-    problems += [
-        f"{name} is a {type(raw[name]).__name__}, expected a {kind.__name__}"
-        for name, kind in _TYPES.items()
-        if name in raw and not isinstance(raw[name], kind)
-    ]
-    rows = raw.get("rows")
-    if isinstance(rows, list) and not all(isinstance(row, dict) for row in rows):
-        problems.append("rows holds something that is not an object")
+    fix = "fix: name a file that this release of `sglang-exact bench` wrote"
     if problems:
-        raise RunError(f"{path}: {'; '.join(problems)}")
-    return BenchRun(**raw)
+        raise RunError(f"{path}: {'; '.join(problems)}; {fix}")
+    return typed(raw, BenchRun, lambda text: RunError(f"{path}: {text}; {fix}"))
 
 
 def resume(kept: BenchRun, fresh: BenchRun, path: Path) -> BenchRun:
@@ -208,11 +181,9 @@ class Recorder:
             self.run.notes.append(text)
             save(self.run, self.path)
 
-    def finish(self, exactness: dict[str, Any] | None = None) -> None:
-        """Everything that was asked for is measured."""
-        if exactness is not None:
-            self.run.exactness = exactness
-        self.run.complete = True
+    def finish(self, complete: bool = True) -> None:
+        """The last word: whether everything that was asked for is measured."""
+        self.run.complete = complete
         save(self.run, self.path)
 
 
@@ -251,6 +222,11 @@ class Output:
         """Begin to write `run`."""
         self._recorder = Recorder(run, self.path)
         return self._recorder
+
+    def finish(self, complete: bool) -> None:
+        """The last word on the record, if one was begun."""
+        if self._recorder is not None:
+            self._recorder.finish(complete)
 
     def held(self) -> Path | None:
         """The record, once this run writes it and there is a row in it."""

@@ -88,14 +88,16 @@ def servers(run: BenchRun) -> list[dict[str, Any]]:
     return [s for s in found if isinstance(s, dict)] if isinstance(found, list) else []
 
 
+def _object(value: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """What a record says there, if it is an object."""
+    found = value.get(key)
+    return found if isinstance(found, dict) else {}
+
+
 def facts(server: Mapping[str, Any]) -> dict[str, str]:
     """What one server says of the things that make up a set-up."""
-    fields = server.get("fields")
-    fields = fields if isinstance(fields, dict) else {}
-    exact = server.get("attestation")
-    exact = exact if isinstance(exact, dict) else {}
-    tests = exact.get("test_settings")
-    tests = tests if isinstance(tests, dict) else {}
+    fields, exact = _object(server, "fields"), _object(server, "attestation")
+    tests = _object(exact, "test_settings")
     found = {key: shown(fields.get(key)) for key in FIELDS if key in fields}
     found["host version"] = shown(server.get("version"))
     if exact:
@@ -172,6 +174,11 @@ def warnings(run: BenchRun) -> list[str]:
     if not described:
         found.append("the servers of this run are not known")
     return [*found, *mixed(run)]
+
+
+def remarks(run: BenchRun) -> list[str]:
+    """What stands below the tables of a run."""
+    return [*run.notes, *mixed(run), *([] if run.complete else ["not complete"])]
 
 
 def group(found: Sequence[Loaded], verbs: Sequence[str] = ()) -> list[Group]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -97,23 +97,27 @@ def choose_plain(names: Sequence[str], asked: str | None) -> str | None:
 
 
 async def open_all(
-    stack: AsyncExitStack, addresses: Sequence[Address], *, timeout: float = 1800.0
+    stack: AsyncExitStack,
+    addresses: Sequence[Address],
+    *,
+    timeout: float = 1800.0,
+    client: type[Client] = Client,
 ) -> list[Served]:
-    """Open every server and ask what it is.
+    """Open every server, each with a `client`, and ask what it is.
 
     Raises CannotRun with every server that does not answer.
     """
     opened, problems = [], []
     for address in addresses:
         try:
-            client = Client(address.url, key=address.key, timeout=timeout)
-            await stack.enter_async_context(client)
-            info = await server_facts.inspect(client, address.name, None)
-            facts = await provenance.server(client, info)
+            asker = client(address.url, key=address.key, timeout=timeout)
+            await stack.enter_async_context(asker)
+            info = await server_facts.inspect(asker, address.name, None)
+            facts = await provenance.server(asker, info)
         except (Lost, Refused, ValueError) as error:
             problems.append(f"server {address.name}: {error}")
             continue
-        opened.append(Served(address.name, client, info, facts))
+        opened.append(Served(address.name, asker, info, facts))
     if problems:
         raise CannotRun(
             f"{'; '.join(problems)}; expected SGLang servers that answer; fix: start "
@@ -133,19 +137,15 @@ def check_plain(server: Served) -> None:
         )
 
 
-async def flush(served: Served) -> str | None:
-    """Empty the prefix cache; why not, where the server does not."""
-    return await served.client.flush()
-
-
-def not_flushed(name: str, why: str | None) -> list[str]:
-    """The note for a reader where `flush` said why it did not; else nothing."""
-    if why is None:
-        return []
-    return [
-        f"{name}: the prefix cache was not emptied ({why}): prompts may have been "
-        "served from it"
-    ]
+async def flush(served: Served, name: str, note: Callable[[str], None]) -> str | None:
+    """Empty the prefix cache; why not, where the server does not: `note` is told."""
+    why = await served.client.flush()
+    if why is not None:
+        note(
+            f"{name}: the prefix cache was not emptied ({why}): prompts may have been "
+            "served from it"
+        )
+    return why
 
 
 def needs_counters(served: Served, verify_steps: Iterable[int | None]) -> None:

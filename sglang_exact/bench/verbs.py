@@ -6,21 +6,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from sglang_exact.bench.accept import command as accept_command
 from sglang_exact.bench.accept import tables as accept
-from sglang_exact.bench.cost_model import command as cost_model_command
+from sglang_exact.bench.accept.command import accept as run_accept
 from sglang_exact.bench.cost_model import tables as cost_model
-from sglang_exact.bench.decode_table import command as decode_table_command
+from sglang_exact.bench.cost_model.command import cost_model as run_cost_model
 from sglang_exact.bench.decode_table import tables as decode_table
-from sglang_exact.bench.leaderboard import command as leaderboard_command
+from sglang_exact.bench.decode_table.command import decode_table as run_decode_table
 from sglang_exact.bench.leaderboard import tables as leaderboard
-from sglang_exact.bench.memory import command as memory_command
+from sglang_exact.bench.leaderboard.command import leaderboard as run_leaderboard
 from sglang_exact.bench.memory import tables as memory
-from sglang_exact.bench.quality import command as quality_command
+from sglang_exact.bench.memory.command import memory as run_memory
 from sglang_exact.bench.quality import tables as quality
+from sglang_exact.bench.quality.command import quality as run_quality
 from sglang_exact.bench.run import BenchRun
-from sglang_exact.bench.sweep import command as sweep_command
 from sglang_exact.bench.sweep import tables as sweep
+from sglang_exact.bench.sweep.command import sweep as run_sweep
 from sglang_exact.view.tables import TableData
 
 Plot = Callable[[Sequence[dict[str, Any]]], dict[str, Any] | None]
@@ -42,49 +42,43 @@ VERBS = (
         "Speed-up and acceptance length",
         accept.tables,
         (accept.speed_plot, accept.length_plot),
-        accept_command.accept,
+        run_accept,
     ),
     Verb(
         "sweep",
         "Speed over context length",
         sweep.tables,
         (sweep.speed_plot,),
-        sweep_command.sweep,
+        run_sweep,
     ),
     Verb(
         "leaderboard",
         "Speed against draft length",
         leaderboard.tables,
         (leaderboard.speed_plot,),
-        leaderboard_command.leaderboard,
+        run_leaderboard,
     ),
     Verb(
         "decode-table",
         "Decode speed and time to first token",
         decode_table.tables,
         (decode_table.speed_plot,),
-        decode_table_command.decode_table,
+        run_decode_table,
     ),
     Verb(
         "quality",
         "Quality, problem by problem",
         quality.tables,
         (quality.subject_plot,),
-        quality_command.quality,
+        run_quality,
     ),
-    Verb(
-        "memory",
-        "GPU memory",
-        memory.tables,
-        (memory.memory_plot,),
-        memory_command.memory,
-    ),
+    Verb("memory", "GPU memory", memory.tables, (memory.memory_plot,), run_memory),
     Verb(
         "cost-model",
         "Cost model",
         cost_model.tables,
         (cost_model.speed_plot, cost_model.drafter_plot),
-        cost_model_command.cost_model,
+        run_cost_model,
     ),
 )
 BY_NAME = {verb.name: verb for verb in VERBS}

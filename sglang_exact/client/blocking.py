@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from sglang_exact.client import http
 from sglang_exact.client.bits import float32_bits
+from sglang_exact.client.wire import load_json
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,62 +66,42 @@ def completion_of(answer: Mapping[str, Any]) -> Completion:
     )
 
 
-_READY_S = 10.0
-
-
 class Client:
-    """Talks to one running server.
+    """Talks to one running server, a call at a time; any number of threads may call.
 
-    Args:
-        url: base URL, without a trailing slash.
-        timeout_s: of one request.
+    `url` is without a trailing slash, `timeout_s` of one request.
     """
 
     def __init__(self, url: str, timeout_s: float = 300.0) -> None:
-        self.url = url
-        self.timeout_s = timeout_s
-        # A proxy of the environment has no business with a local server.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self.url, self.timeout_s = url, timeout_s
 
-    def request(
-        self,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        timeout_s: float | None = None,
-    ) -> Any:
-        """GET `path`, or POST `body` as JSON; the decoded answer, None if empty.
+    def _run(self, work: Callable[[http.Client], Coroutine[Any, Any, T]]) -> T:
+        async def whole() -> T:
+            timeout = self.timeout_s
+            async with http.Client(self.url, timeout=timeout, shown=2000) as client:
+                return await work(client)
 
-        Args:
-            path, body: what is asked for.
-            timeout_s: of this request, if not the client's own.
+        return asyncio.run(whole())
+
+    def request(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """GET `path`, or POST `body` as JSON; the decoded answer, None if it is none.
 
         Raises:
             RuntimeError: the server answered with an error status; its text is in
                 the message.
-            OSError: no connection.
+            OSError: no connection, or no whole answer.
         """
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            self.url + path, data, {"Content-Type": "application/json"}
-        )
         try:
-            seconds = self.timeout_s if timeout_s is None else timeout_s
-            with self._opener.open(request, timeout=seconds) as answer:
-                text = answer.read()
-        except urllib.error.HTTPError as error:
-            detail = error.read().decode(errors="replace")[:2000]
-            raise RuntimeError(
-                f"{path}: found HTTP {error.code}, expected 200: {detail}"
-            ) from error
-        return json.loads(text) if text.strip().startswith((b"{", b"[")) else None
+            text = self._run(lambda client: client.request(path, body))
+        except (http.Refused, http.Failed, http.Lost) as error:
+            if error.__cause__ is not None:
+                raise ConnectionError(f"{path}: {error}") from error
+            raise RuntimeError(f"{path}: found HTTP {error}, expected 200") from error
+        return load_json(text) if text.strip().startswith((b"{", b"[")) else None
 
     def is_ready(self) -> bool:
         """Whether the server accepts requests; generates nothing."""
-        try:
-            self.request("/ready", timeout_s=min(self.timeout_s, _READY_S))
-        except (OSError, RuntimeError):
-            return False
-        return True
+        return self._run(lambda client: client.is_ready())
 
     def info(self) -> dict[str, Any]:
         """GET /server_info."""
@@ -127,8 +109,8 @@ class Client:
         return answer
 
     def flush_cache(self) -> None:
-        """Empty the prefix cache."""
-        self.request("/flush_cache", {})
+        """Empty the prefix cache, once the last request has left."""
+        self.request("/flush_cache?timeout=30", {})
 
     def generate(
         self,
@@ -141,15 +123,8 @@ class Client:
     ) -> Completion:
         """Generate from token ids; greedy and past end tokens unless told otherwise.
 
-        Args:
-            input_ids: prompt.
-            max_new_tokens: at most as many.
-            return_logprob: ask for the log-probability of each generated token.
-            extra: further top-level fields of the request.
-            **sampling: sampling parameters; temperature 0 and ignore_eos by default.
-
-        Raises:
-            RuntimeError: the server refused or failed.
+        `extra` are further top-level fields of the request, `sampling` its sampling
+        parameters. Raises RuntimeError where the server refused or failed.
         """
         parameters = {"temperature": 0, "ignore_eos": True, **sampling}
         parameters["max_new_tokens"] = max_new_tokens

@@ -107,10 +107,18 @@ def secrets_of(key: str | None, url: SplitResult) -> tuple[str, ...]:
 class Client:
     """Talks to one server.
 
-    `key` is sent as a bearer token and cut out of every message that comes back.
+    `key` is sent as a bearer token and cut out of every message that comes back, of
+    which `shown` characters are kept.
     """
 
-    def __init__(self, url: str, *, key: str | None = None, timeout: float = 1800):
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None = None,
+        timeout: float = 1800,
+        shown: int = 300,
+    ):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(
@@ -121,7 +129,7 @@ class Client:
         self.url = redact_url(self._base)
         self._key = key
         self._secrets = secrets_of(key, parts)
-        self._timeout = timeout
+        self._timeout, self._shown = timeout, shown
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Client:
@@ -204,6 +212,15 @@ class Client:
                     return None
         except Failed as error:
             raise Lost(str(error)) from error
+
+    async def request(self, path: str, body: Any = None) -> bytes:
+        """What GET `path`, or POST of `body`, is answered with; raises as `post_json`.
+
+        A Lost or Failed has a cause where no whole answer came.
+        """
+        async with self._ask(path, body) as response:
+            await self._check_status(response)
+            return await _read(response)
 
     async def post_json(self, path: str, body: dict[str, Any]) -> Any:
         """POST `body`, the answer as JSON.
@@ -307,7 +324,7 @@ class Client:
         # Before it is cut, or the cut would leave a part of the key.
         for secret in self._secrets:
             raw = raw.replace(secret.encode("utf-8", "surrogateescape"), b"***")
-        return self.scrub(f"{response.status}: {error_text(raw)}")
+        return self.scrub(f"{response.status}: {error_text(raw, self._shown)}")
 
     async def wait_ready(self, timeout: float) -> bool:
         """Poll until the server answers again; False if it does not in `timeout` s."""

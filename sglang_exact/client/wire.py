@@ -7,17 +7,21 @@ BadAnswer, never in another exception.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import unicodedata
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import orjson
 
 from sglang_exact.client.answer import Counters, Sample
 from sglang_exact.client.bits import float32_bits
+from sglang_exact.client.typed import typed
 
+T = TypeVar("T")
 MAX_ID = 2**31
 MAX_WIDTH = 4096
 # Comments, and fields of an event stream that carry no answer.
@@ -44,10 +48,8 @@ def load_json(raw: bytes) -> Any:
 
     Raises BadAnswer for anything else.
     """
-    try:
+    with contextlib.suppress(orjson.JSONDecodeError):
         return orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        pass
     try:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -55,16 +57,79 @@ def load_json(raw: bytes) -> Any:
         raise BadAnswer(f"answer is not JSON: {shown!r}") from error
 
 
-def error_text(raw: bytes) -> str:
+def error_text(raw: bytes, limit: int = 300) -> str:
     """The message inside a server's error body, or the body itself, made printable."""
     try:
         body = load_json(raw)
     except BadAnswer:
-        return clean(raw[:2000].decode("utf-8", "replace"))
+        return clean(raw[:2000].decode("utf-8", "replace"), limit)
     for key in ("error", "message", "detail"):
         if isinstance(body, dict) and key in body:
             body = body[key]
-    return clean(body)
+    return clean(body, limit)
+
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_ID)]
+Count = TokenId | None
+
+
+class _Entry(msgspec.Struct, array_like=True):
+    """[logprob, id, ...] of one token; what follows is not read."""
+
+    logprob: float | None
+    id: TokenId
+
+    def bits(self) -> tuple[int | None, int]:
+        return float32_bits(self.logprob), self.id
+
+
+class _Finish(msgspec.Struct):
+    type: str
+    message: Any = None
+    matched: Any = msgspec.UNSET
+    length: Any = None
+
+
+class _Meta(msgspec.Struct):
+    completion_tokens: TokenId
+    finish_reason: _Finish
+    id: Any = None
+    prompt_tokens: Count = None
+    cached_tokens: Count = None
+    output_token_logprobs: list[_Entry] | None = None
+    output_top_logprobs: list[list[_Entry] | None] | None = None
+    spec_verify_ct: Count = None
+    spec_num_correct_drafts: Count = None
+    spec_num_proposed_drafts: Count = None
+    spec_correct_drafts_histogram: (
+        Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=MAX_WIDTH)] | None
+    ) = None
+    num_retractions: Count = None
+
+
+class _Generated(msgspec.Struct):
+    meta_info: _Meta
+    output_ids: tuple[TokenId, ...]
+
+
+class _Progress(msgspec.Struct):
+    completion_tokens: TokenId
+
+
+class _Chunk(msgspec.Struct):
+    meta_info: _Progress
+    output_ids: list[TokenId]
+
+
+class _Chat(msgspec.Struct):
+    choices: list[dict[str, Any]]
+
+
+def _read(body: Any, kind: type[T]) -> T:
+    """A server's JSON as a `kind`. Raises BadAnswer."""
+    if isinstance(body, dict) and "error" in body:
+        raise BadAnswer(f"server reports an error: {clean(body['error'])}")
+    return typed(body, kind, lambda text: BadAnswer(f"not a whole answer: {text}"))
 
 
 def parse_answer(
@@ -76,118 +141,73 @@ def parse_answer(
 
     Raises BadAnswer where a field is missing, has another type, or contradicts another.
     """
-    if isinstance(body, dict) and "error" in body:
-        raise BadAnswer(f"server reports an error: {clean(body['error'])}")
-    if not isinstance(body, dict) or not isinstance(body.get("meta_info"), dict):
-        raise BadAnswer("answer has no meta_info object")
-    meta = body["meta_info"]
-    ids = _ids(body.get("output_ids"))
-    finish = _finish(meta.get("finish_reason"))
-    completion = _count(meta, "completion_tokens")
-    if completion is None:
-        raise BadAnswer("meta_info has no completion_tokens")
-    if completion != len(ids):
+    found = _read(body, _Generated)
+    ids, meta = found.output_ids, found.meta_info
+    if meta.completion_tokens != len(ids):
         raise BadAnswer(
-            f"completion_tokens is {completion} but {len(ids)} output_ids were sent"
+            f"completion_tokens is {meta.completion_tokens} but {len(ids)} output_ids "
+            "were sent"
         )
     values: tuple[int | None, ...] = ()
-    top: tuple[tuple[tuple[int | None, int], ...], ...] = ()
     # Also taken where they were not asked for: that they are there is a finding.
-    if logprobs or meta.get("output_token_logprobs"):
-        values = _chosen(meta.get("output_token_logprobs"), ids)
-    if logprobs:
-        top = _top(meta.get("output_top_logprobs"), len(ids), top_k)
+    if logprobs or meta.output_token_logprobs:
+        values = _chosen(meta.output_token_logprobs, ids)
     return Sample(
         ids=ids,
         logprobs=values,
-        top=top,
-        finish=finish,
-        prompt_tokens=_count(meta, "prompt_tokens"),
-        cached_tokens=_count(meta, "cached_tokens"),
-        counters=_counters(meta),
+        top=_top(meta.output_top_logprobs, len(ids), top_k) if logprobs else (),
+        finish=_finish(meta.finish_reason),
+        prompt_tokens=meta.prompt_tokens,
+        cached_tokens=meta.cached_tokens,
+        counters=Counters(
+            verify=meta.spec_verify_ct,
+            correct=meta.spec_num_correct_drafts,
+            proposed=meta.spec_num_proposed_drafts,
+            histogram=meta.spec_correct_drafts_histogram or (),
+            retractions=meta.num_retractions,
+        ),
         chunks=chunks,
-        rid=clean(meta["id"], 80) if isinstance(meta.get("id"), str) else "",
+        rid=clean(meta.id, 80) if isinstance(meta.id, str) else "",
     )
 
 
-def _ids(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise BadAnswer("answer has no output_ids list")
-    for item in value:
-        if type(item) is not int or not 0 <= item < MAX_ID:
-            raise BadAnswer(f"output_ids holds {clean(item, 40)}, not a token id")
-    return tuple(value)
-
-
-def _finish(value: Any) -> str:
-    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
-        raise BadAnswer("answer has no finish_reason: the generation is not complete")
-    kind = clean(value["type"], 40)
+def _finish(found: _Finish) -> str:
+    kind = clean(found.type, 40)
     if kind == "abort":
-        raise BadAnswer(f"server aborted the request: {clean(value.get('message'))}")
-    detail = value.get("matched", value.get("length"))
+        raise BadAnswer(f"server aborted the request: {clean(found.message)}")
+    detail = found.length if found.matched is msgspec.UNSET else found.matched
     return kind if detail is None else f"{kind}:{clean(detail, 60)}"
 
 
-def _count(meta: dict[str, Any], key: str) -> int | None:
-    value = meta.get(key)
-    if value is None:
-        return None
-    if type(value) is not int or not 0 <= value < MAX_ID:
-        raise BadAnswer(f"meta_info.{key} is {clean(value, 40)}, not a count")
-    return value
-
-
-def _number(value: Any) -> float | None:
-    if value is None or (type(value) in (int, float)):
-        try:
-            return None if value is None else float(value)
-        except OverflowError as error:
-            raise BadAnswer("a logprob is too large for a number") from error
-    raise BadAnswer(f"a logprob is {clean(value, 40)}, not a number")
-
-
-def _pair(value: Any) -> tuple[int | None, int]:
-    if not isinstance(value, list) or len(value) < 2:
-        raise BadAnswer(f"a logprob entry is {clean(value, 60)}, not [logprob, id]")
-    if type(value[1]) is not int or not 0 <= value[1] < MAX_ID:
-        raise BadAnswer(f"a logprob entry names id {clean(value[1], 40)}")
-    return float32_bits(_number(value[0])), value[1]
-
-
-def _chosen(value: Any, ids: tuple[int, ...]) -> tuple[int | None, ...]:
-    if not isinstance(value, list):
+def _chosen(found: list[_Entry] | None, ids: tuple[int, ...]) -> tuple[int | None, ...]:
+    if found is None:
         raise BadAnswer("logprobs were asked for and output_token_logprobs is missing")
-    if len(value) != len(ids):
-        raise BadAnswer(f"{len(value)} logprobs were sent for {len(ids)} output_ids")
-    pairs = [_pair(item) for item in value]
-    for position, (pair, token) in enumerate(zip(pairs, ids, strict=True)):
-        if pair[1] != token:
+    if len(found) != len(ids):
+        raise BadAnswer(f"{len(found)} logprobs were sent for {len(ids)} output_ids")
+    for position, (entry, token) in enumerate(zip(found, ids, strict=True)):
+        if entry.id != token:
             raise BadAnswer(
-                f"at position {position} the logprob belongs to id {pair[1]}, "
+                f"at position {position} the logprob belongs to id {entry.id}, "
                 f"output_ids says {token}"
             )
-    return tuple(bits for bits, _ in pairs)
+    return tuple(float32_bits(entry.logprob) for entry in found)
 
 
 def _top(
-    value: Any, length: int, top_k: int
+    found: list[list[_Entry] | None] | None, length: int, top_k: int
 ) -> tuple[tuple[tuple[int | None, int], ...], ...]:
-    if value is None and not top_k:
+    if found is None and not top_k:
         return ()
-    if not isinstance(value, list) or len(value) != length:
+    if found is None or len(found) != length:
         raise BadAnswer("output_top_logprobs does not cover every output position")
-    return tuple(sort_top([_pair(item) for item in _row(row, top_k)]) for row in value)
-
-
-def _row(row: Any, top_k: int) -> list[Any]:
-    if row is not None and not isinstance(row, list):
-        raise BadAnswer(f"a top-logprob row is {clean(row, 40)}, not a list")
-    found = row or []
+    rows = [row or [] for row in found]
     # A shorter list on both sides would be equal without having been looked at.
-    if top_k and len(found) != top_k:
-        raise BadAnswer(f"a top-logprob row has {len(found)} entries, expected {top_k}")
-    return found
+    for row in rows:
+        if top_k and len(row) != top_k:
+            raise BadAnswer(
+                f"a top-logprob row has {len(row)} entries, expected {top_k}"
+            )
+    return tuple(sort_top([entry.bits() for entry in row]) for row in rows)
 
 
 def sort_top(
@@ -200,23 +220,6 @@ def sort_top(
     """
     return tuple(
         sorted(pairs, key=lambda pair: (pair[0] is None, pair[0] or 0, pair[1]))
-    )
-
-
-def _counters(meta: dict[str, Any]) -> Counters:
-    histogram = meta.get("spec_correct_drafts_histogram")
-    if histogram is not None and not (
-        isinstance(histogram, list)
-        and len(histogram) <= MAX_WIDTH
-        and all(type(item) is int and 0 <= item < MAX_ID for item in histogram)
-    ):
-        raise BadAnswer("spec_correct_drafts_histogram is not a list of counts")
-    return Counters(
-        verify=_count(meta, "spec_verify_ct"),
-        correct=_count(meta, "spec_num_correct_drafts"),
-        proposed=_count(meta, "spec_num_proposed_drafts"),
-        histogram=tuple(histogram or ()),
-        retractions=_count(meta, "num_retractions"),
     )
 
 
@@ -251,18 +254,11 @@ class StreamReader:
         if payload == b"[DONE]":
             self.done = True
             return
-        body = load_json(payload)
-        if isinstance(body, dict) and "error" in body:
-            raise BadAnswer(f"server reports an error: {clean(body['error'])}")
-        if not isinstance(body, dict) or not isinstance(body.get("meta_info"), dict):
-            raise BadAnswer("a stream chunk has no meta_info object")
-        self._take(body, at)
+        self._take(load_json(payload), at)
 
     def _take(self, body: dict[str, Any], at: float) -> None:
-        ids, meta = list(_ids(body.get("output_ids"))), body["meta_info"]
-        total = _count(meta, "completion_tokens")
-        if total is None:
-            raise BadAnswer("a stream chunk has no completion_tokens")
+        found = _read(body, _Chunk)
+        ids, total = found.output_ids, found.meta_info.completion_tokens
         cumulative = len(ids) == total
         if not cumulative and len(self._ids) + len(ids) != total:
             raise BadAnswer(
@@ -277,7 +273,7 @@ class StreamReader:
             self._arrivals.append((total, at))
         self._ids = ids if cumulative else self._ids + ids
         for key in ("output_token_logprobs", "output_top_logprobs"):
-            part = meta.get(key)
+            part = body["meta_info"].get(key)
             if isinstance(part, list):
                 whole = cumulative and len(part) >= total
                 self._lists[key] = part if whole else self._lists.get(key, []) + part
@@ -302,16 +298,15 @@ def choice_of(body: Any) -> dict[str, Any]:
 
     Raises BadAnswer for anything else.
     """
-    choices = body.get("choices") if isinstance(body, dict) else None
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+    choices = _read(body, _Chat).choices
+    if not choices:
         raise BadAnswer(f"chat answer has no choices: {clean(body, 80)}")
-    choice = choices[0]
-    if "response_token_ids" not in choice or "meta_info" not in choice:
+    if "response_token_ids" not in choices[0] or "meta_info" not in choices[0]:
         raise BadAnswer(
             "chat answer has no response_token_ids and meta_info; expected an SGLang "
             "server that knows return_token_ids and return_meta_info"
         )
     return {
-        "output_ids": choice["response_token_ids"],
-        "meta_info": choice["meta_info"],
+        "output_ids": choices[0]["response_token_ids"],
+        "meta_info": choices[0]["meta_info"],
     }

@@ -77,10 +77,8 @@ def accept_dflash(
                 "found an argmax without logits for a batch that adjusts or samples"
             )
     elif sampling_info is not None and next_token_logits is not None:
-        width = candidates.shape[1]
-        target_predict = choose(
-            Block(next_token_logits, sampling_info, prefix_lens, width)
-        )
+        block = Block(next_token_logits, sampling_info, prefix_lens, candidates)
+        target_predict = choose(block)
         candidates = wrong_where_serial(candidates, target_predict, sampling_info)
     return original_fn(
         self,
@@ -136,7 +134,7 @@ def accept_dspark(
     if layout is not None:
         raise Unsupported("found a ragged verify; expected the static layout")
     if not folded_accept and sampling_info is not None and target_logits is not None:
-        block = Block(target_logits, sampling_info, prefix_lens, verify_ids_2d.shape[1])
+        block = Block(target_logits, sampling_info, prefix_lens, verify_ids_2d)
         chosen = choose(block)
         verify_ids_2d = wrong_where_serial(verify_ids_2d, chosen, sampling_info)
         if not is_plain_greedy(sampling_info):
@@ -218,11 +216,9 @@ def accept_eagle(
     info = batch.sampling_info
     idle = batch.forward_mode.is_idle()
     if not idle and not (is_plain_greedy(info) and grammar_mask is None):
-        width = verify_input.draft_token_num
+        drafts = verify_input.draft_token.view(-1, verify_input.draft_token_num)
         logits = logits_output.next_token_logits
-        block = Block(logits, info, batch.seq_lens, width, grammar_mask)
-        chosen = choose(block)
-        drafts = verify_input.draft_token.view(-1, width)
+        chosen = choose(Block(logits, info, batch.seq_lens, drafts, grammar_mask))
         verify_input = copy.copy(verify_input)
         verify_input.draft_token = wrong_where_serial(drafts, chosen, info).reshape(-1)
         logits_output = copy.copy(logits_output)

@@ -4,9 +4,12 @@
 Why: a paused engine takes new weights while its requests keep the cache of the old
     ones (sglang/srt/managers/tokenizer_manager.py:2303), and set_internal_state can
     relax the acceptance rule of speculation
-    (sglang/srt/managers/scheduler_components/internal_state.py:146).
+    (sglang/srt/managers/scheduler_components/internal_state.py:146). An update with
+    "flush_cache": false, or one that failed half-way, leaves prefixes of the old
+    weights in the cache (scheduler_components/weight_updater.py:107).
 What: weight updates are refused, through the host's own answer, while any request is
-    live; acceptance thresholds cannot be changed.
+    live; each one, and the end of a session, empties the prefix cache, whatever it asks
+    for. Acceptance thresholds cannot be changed.
 Scope: the control endpoints of a running server.
 Retire when: never; this is the overlay's own contract.
 """
@@ -17,7 +20,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sglang_exact.hooks.base import HOST_SCHEDULER, hook
+from sglang_exact.hooks.base import HOST_SCHEDULER, Unsupported, hook
 from sglang_exact.reasons import Reason, message
 
 logger = logging.getLogger(__name__)
@@ -25,6 +28,7 @@ _UPDATER = (
     "sglang.srt.managers.scheduler_components.weight_updater."
     "SchedulerWeightUpdaterManager"
 )
+_CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _ACCEPTANCE = (
     "speculative_accept_threshold_single",
     "speculative_accept_threshold_acc",
@@ -43,6 +47,30 @@ def _is_live(updater: Any) -> bool:
     return scheduler.chunked_req is not None or any(not r.finished() for r in running)
 
 
+def _empty_cache(tree: Any) -> None:
+    """Drop every prefix; requests that wait hold none, and no others are live."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    if tree.disable:
+        return
+    tree.evict(EvictParams(num_tokens=int(tree.full_evictable_size())))
+    if left := int(tree.total_size()[0]):
+        raise Unsupported(
+            f"found {left} tokens of the old weights in the prefix cache, expected it "
+            "empty; fix: report this, and restart the server"
+        )
+
+
+@hook(
+    f"{_UPDATER}.end_weight_update",
+    "AROUND",
+    name="live_changes_session_end",
+    relies_on=(
+        f"{_CACHE}.evict",
+        f"{_CACHE}.total_size",
+        "sglang.srt.mem_cache.base_prefix_cache.EvictParams",
+    ),
+)
 @hook(
     f"{_UPDATER}.begin_weight_update",
     "AROUND",
@@ -58,10 +86,13 @@ def _is_live(updater: Any) -> bool:
 def update_while_idle(original_fn: Callable[..., Any], self: Any, recv_req: Any) -> Any:
     """Around each way to new weights: refused, in its own answer, while one is live.
 
-    Updates from tensors and from a process group run only inside a session.
+    Updates from tensors and from a process group run only inside a session, whose end
+    is refused as well. The prefix cache is emptied after each, even if it failed.
     """
     if not _is_live(self):
-        return original_fn(self, recv_req)
+        result = original_fn(self, recv_req)
+        _empty_cache(self.scheduler.tree_cache)
+        return result
     from sglang.srt.managers import io_struct
 
     # Every message X...Input of the host has its X...Output.

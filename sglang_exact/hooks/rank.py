@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_exact import attestation
-from sglang_exact.hooks import registered, small_m_gemm
+from sglang_exact.hooks import prefix_cache, registered, small_m_gemm
 from sglang_exact.hooks.attention_layer import HYBRID
 from sglang_exact.hooks.base import HOST_SCHEDULER, SCHEDULER, Unsupported, hook
 from sglang_exact.hooks.in_force import effect_reasons
@@ -118,9 +118,8 @@ def add_attestation(result: dict[str, Any], self: Any) -> dict[str, Any]:
     pool = self.tp_worker.model_runner.token_to_kv_pool
     if reasons := [*late_reasons(decided), *scope_model.cache_reasons(pool.dtype)]:
         gate.leave(Refused(reasons))
-    record = attestation.record(
-        decided, attestation.runtime_facts(self), selftest.last_report()
-    )
+    facts = attestation.runtime_facts(self) | {"prefix_cache": prefix_cache.room(self)}
+    record = attestation.record(decided, facts, selftest.last_report())
     logger.info("%s", attestation.log_line(record))
     attestation.publish_metrics(record)
     return {**result, attestation.KEY: record}
@@ -174,8 +173,6 @@ def check_commit(
     for conv, window in zip(caches.conv, caches.intermediate_conv_window, strict=False):
         if conv.dtype != window.dtype:
             found.append(f"conv state {conv.dtype}, intermediate {window.dtype}")
-    if mamba_track_indices is not None:
-        found.append("state tracking for the radix cache, expected it off")
     if found:
         raise Unsupported("commit after verify: found " + "; ".join(found))
 

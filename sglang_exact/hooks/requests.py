@@ -14,9 +14,10 @@ Why: the host takes every field of a request and drops some of them in verify
     (entrypoints/http_server.py:2393), and a server that refuses it ends.
 What: before a request is queued every field is looked at. One that cannot keep its
     bits ends the request with status 400 and all reasons. The rest is in one of two
-    groups: PARALLEL fields act on a row by itself and run at full speed; SERIAL ones
-    depend on the tokens emitted so far, and such a request has no draft accepted:
-    one exact token per step, while its neighbours keep their speed. A greedy request
+    groups: PARALLEL fields act on a row by itself; FOLLOWING ones depend on the tokens
+    before it, and each row of a block gets what plain decoding has after the drafts
+    before that row. A request with a custom logit processor has no draft accepted: one
+    exact token per step, while its neighbours keep their speed. A greedy request
     (top_k 1) gets temperature 1, because the host divides by it only in mixed
     batches. Every batch takes the sampler. No prompt is cut to the context.
     /model_info says that no images and no audio are understood, as it is.
@@ -51,13 +52,13 @@ PARALLEL = frozenset(
 )
 """Sampling parameters that act on each row alone, or on emitted tokens afterwards."""
 
-SERIAL = frozenset(
+FOLLOWING = frozenset(
     (
         *("frequency_penalty", "presence_penalty", "repetition_penalty"),
         *("min_new_tokens", "json_schema", "regex", "ebnf", "structural_tag"),
     )
 )
-"""Sampling parameters whose effect depends on the tokens emitted so far."""
+"""Sampling parameters whose effect on a row depends on the tokens before it."""
 
 REFUSED = frozenset(("beam_width", "watermark"))
 """Sampling parameters that end the request with status 400 when they are used."""
@@ -77,12 +78,8 @@ def uses_penalties(req: Any) -> bool:
 
 
 def is_serial(req: Any) -> bool:
-    """Whether the request's logits depend on tokens inside a block of drafts."""
-    return bool(
-        uses_penalties(req)
-        or req.custom_logit_processor is not None
-        or req.grammar is not None
-    )
+    """Whether no row but the first can be known: a processor is any Python at all."""
+    return req.custom_logit_processor is not None
 
 
 def needs_last_token(req: Any) -> bool:

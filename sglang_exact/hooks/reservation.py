@@ -9,7 +9,8 @@ What: the sum over all live requests of prompt + max_new_tokens + what a verify 
     holds in reserve stays within the KV pool. A request that does not fit waits. At
     start-up the pool must hold one request of the full context, so that none waits
     for ever and none is cut short by the pool (sglang/srt/managers/scheduler.py:2723).
-Scope: KV pools of one size (no sliding-window or shared pools), radix cache off.
+    Tokens of the prefix cache that no request of these holds are evicted for them.
+Scope: KV pools of one size (no sliding-window or shared pools).
 Retire when: the host can be told to never retract.
 """
 

@@ -10,19 +10,19 @@ Why: the host checks a block once (sglang/srt/managers/schedule_batch.py:2007):
     counted before it is checked (scheduler_components/batch_result_processor.py:1048),
     those after the end too. A grammar that ends with a token that does not end the
     request (ignore_eos) ends it one token later in plain decoding, which advances the
-    grammar after the check. Streaming holds back what may begin a stop string, but
-    not the text of a stop regex, nor a character whose bytes are not all there: what
-    of it is sent before it is trimmed depends on the blocks. An answer that is not
-    streamed is passed on every 50 tokens, and nothing at all is held back: its text
-    keeps the piece of a stop string that ends there.
+    grammar after the check; the host ends a block there. Streaming holds back what may
+    begin a stop string, but not the text of a stop regex, nor a character whose bytes
+    are not all there: what of it is sent before it is trimmed depends on the blocks.
+    An answer that is not streamed is passed on every 50 tokens, and nothing at all is
+    held back: its text keeps the piece of a stop string that ends there.
 What: the block is taken off and put back one token at a time; the host's own check
     runs after each, exactly as in plain decoding, until it says that the request is
     finished. Then the rest is put back (cache accounting counts it) and
     `finished_len` marks the end. An aborted request is checked too, and stays
     aborted: what it returns is the start of plain decoding's answer. Reasoning
-    tokens are counted after the check, up to the end. A grammar that ends with the
-    token just accepted is not looked at until the next one. Streaming holds back
-    whatever may be trimmed.
+    tokens are counted after the check, up to the end. A grammar that ends inside a
+    block is not looked at until the token after its end, which is kept. Streaming
+    holds back whatever may be trimmed.
 Scope: every request, all drafters; a block of one token goes straight to the host.
 Retire when: the host checks accepted tokens one at a time.
 """
@@ -61,17 +61,13 @@ def stop_token_by_token(
     original_fn: Callable[..., None], self: Any, new_accepted_len: int = 1
 ) -> None:
     """Around Req.update_finish_state: one host check per accepted token."""
-    early = vars(self).pop(_EARLY, False)
+    early = vars(self).pop(_EARLY, 0)
     if new_accepted_len <= 1 or self.finished():
-        grammar = self.grammar
-        if early:
-            self.grammar = None
-        original_fn(self, new_accepted_len)
-        self.grammar = grammar
+        _check(original_fn, self, new_accepted_len, blind=bool(early))
         return
     abort, self.to_finish = self.to_finish, None
     block = list(self.output_ids[-new_accepted_len:])
-    kept = _check_each(original_fn, self, new_accepted_len)
+    kept = _check_each(original_fn, self, new_accepted_len, early)
     if abort:
         self.finished_reason = abort
     count = vars(self).pop(_COUNT, None)
@@ -116,17 +112,31 @@ def note_grammar_ends(
 ) -> None:
     """Around advance_grammar_fsm, which only speculation calls before the check.
 
-    Notes the requests whose grammar ends with the token that is checked next.
+    Notes for the requests whose grammar ends with one of the tokens that are checked
+    next, how many come up to its end, and keeps the one after it.
     """
     live = [
-        req
-        for req in batch.reqs
+        (row, req)
+        for row, req in enumerate(batch.reqs)
         if req.grammar is not None and not req.grammar.is_terminated()
     ]
     original_fn(self, result, batch)
-    for req in live:
+    for row, req in live:
         if req.grammar.is_terminated():
-            setattr(req, _EARLY, True)
+            kept = result.grammar_retained_tokens
+            setattr(req, _EARLY, 1 if kept is None else len(kept[row]))
+            if kept is not None:
+                kept[row] = _run(result, row)[: len(kept[row]) + 1]
+
+
+def _run(result: Any, row: int) -> list[int]:
+    """All tokens that a block gave to one request."""
+    from sglang.srt.managers.scheduler_components import batch_result_processor
+
+    begin = row * batch_result_processor._get_speculative_output_stride(result)
+    length = int(result.accept_lens[row])
+    ids: list[int] = result.next_token_ids[begin : begin + length].tolist()
+    return ids
 
 
 @hook(
@@ -171,17 +181,29 @@ def pass_on(original_fn: Callable[..., None], self: Any, *, req: Any) -> None:
     original_fn(self, req=req)
 
 
-def _check_each(original_fn: Callable[..., None], req: Any, count: int) -> int:
+def _check(original_fn: Callable[..., None], req: Any, count: int, blind: bool) -> None:
+    """The host's check; a blind one does not see that the grammar has ended."""
+    grammar = req.grammar
+    if blind:
+        req.grammar = None
+    original_fn(req, count)
+    req.grammar = grammar
+
+
+def _check_each(
+    original_fn: Callable[..., None], req: Any, count: int, blind: int
+) -> int:
     """Check the last `count` output ids, one at a time, until one is the end.
 
-    Returns how many of them the answer keeps.
+    The first `blind` of them come up to the end of the grammar. Returns how many the
+    answer keeps.
     """
     block = list(req.output_ids[-count:])
     before = len(req.output_ids) - count
     del req.output_ids[before:]
     for seen, token in enumerate(block, start=1):
         req.output_ids.append(token)
-        original_fn(req, 1)
+        _check(original_fn, req, 1, blind=seen <= blind)
         if req.finished():
             if req.finished_len is None:
                 req.finished_len = before + seen

@@ -5,9 +5,10 @@ Why: see `accept`: the host treats the rows of a block in ways of its own.
 What: row i of a block has the logits of the step at position prefix + i, so it gets
     plain decoding's treatment in plain decoding's order: penalties, grammar mask,
     logit bias, custom processors, NaN handling, then argmax or the seeded draw at
-    that position. A request whose logits depend on tokens of the block
+    that position. Penalties and masks follow the block: those of row i are the ones
+    after the drafts before it. A request with a custom processor
     (`requests.is_serial`) has its drafts made wrong: only row 0, which knows
-    everything, counts. Which requests those are is noted before the forward.
+    everything, counts. What that takes is noted before the forward.
 Scope: whatever `accept` hooks.
 Retire when: with `accept`.
 """
@@ -19,6 +20,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sglang_exact.hooks import penalties
 from sglang_exact.hooks.base import HOST_SCHEDULER, Unsupported, hook
 from sglang_exact.hooks.requests import is_serial
 from sglang_exact.hooks.sampling import draw
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 _ROWS = "_sglang_exact_serial"
+_PENALIZERS = "_sglang_exact_penalizers"
 _WHERE = "verify: target model logits"
 
 
@@ -34,28 +37,38 @@ class Block(NamedTuple):
     """A verified block: bs requests with `width` rows each.
 
     logits [bs * width, vocab] float32, changed in place as plain decoding would;
-    prefix_lens [bs] int64, tokens before row 0 of each request.
+    prefix_lens [bs] int64, tokens before row 0 of each request; drafts [bs, width],
+    column 0 the committed token.
     """
 
     logits: torch.Tensor
     info: Any
     prefix_lens: torch.Tensor
-    width: int
+    drafts: torch.Tensor
     grammar_mask: Any = None
+
+    @property
+    def width(self) -> int:
+        return int(self.drafts.shape[1])
 
 
 @hook(f"{HOST_SCHEDULER}._forward_isolation", "AROUND", name="serial_requests")
 @contextlib.contextmanager
-def mark_serial(
+def note_requests(
     original_fn: Callable[..., Any], self: Any, batch: Any, *, overlap: bool
 ) -> Iterator[None]:
-    """Around Scheduler._forward_isolation: note which requests take one token a step.
+    """Around Scheduler._forward_isolation: note what the rows of the block will need.
 
-    The note is a list of bool on the forward's own copy of the sampling settings.
+    Notes on the forward's own copy of the sampling settings: a bool a request for
+    those that take one token a step, and the penalizers as they are now.
     """
+    live = batch.sampling_info and batch.sampling_info.penalizer_orchestrator
+    verified = not batch.spec_algorithm.is_none() and not batch.forward_mode.is_extend()
     with original_fn(self, batch, overlap=overlap):
         if batch.sampling_info is not None:
             setattr(batch.sampling_info, _ROWS, [is_serial(req) for req in batch.reqs])
+            if verified and live is not None and live.is_required:
+                setattr(batch.sampling_info, _PENALIZERS, penalties.copies(live))
         yield
 
 
@@ -86,7 +99,8 @@ def is_plain_greedy(info: Any) -> bool:
 def widened(info: Any, width: int, grammar_mask: Any) -> Any:
     """The sampling settings with every request repeated for its `width` rows.
 
-    Custom processors stay with row 0: theirs are serial requests.
+    Without penalties, which differ from row to row (`penalise`). Custom processors stay
+    with row 0: theirs are serial requests.
     """
 
     def repeat(value: Any) -> Any:
@@ -98,8 +112,6 @@ def widened(info: Any, width: int, grammar_mask: Any) -> Any:
         "top_ks",
         "min_ps",
         "sampling_seed",
-        "acc_additive_penalties",
-        "acc_scaling_penalties",
         "logit_bias",
     )
     changes = {name: repeat(getattr(info, name)) for name in names}
@@ -116,6 +128,8 @@ def widened(info: Any, width: int, grammar_mask: Any) -> Any:
     return dataclasses.replace(
         info,
         penalizer_orchestrator=None,
+        acc_additive_penalties=None,
+        acc_scaling_penalties=None,
         grammars=None,
         grammar_mask=grammar_mask,
         sampling_mask_batch_indices=None,
@@ -123,11 +137,27 @@ def widened(info: Any, width: int, grammar_mask: Any) -> Any:
     )
 
 
+def penalise(block: Block) -> None:
+    """Each row's penalties, in place.
+
+    Raises Unsupported: the batch has penalties, and nothing was noted to follow them.
+    """
+    found = getattr(block.info, _PENALIZERS, None)
+    if found is not None:
+        penalties.follow(found, block.logits, block.drafts)
+    elif block.info.acc_additive_penalties is not None:
+        raise Unsupported(
+            "found penalties without their penalizers; expected them from Scheduler."
+            "_forward_isolation; fix: install the pinned host release"
+        )
+
+
 def adjust(block: Block) -> Any:
     """Plain decoding's changes to the logits, in its order; returns row settings."""
     from sglang.srt.layers.sampler import apply_custom_logit_processor
     from sglang.srt.utils.async_probe import sanitize_nan_logits
 
+    penalise(block)
     wide = widened(block.info, block.width, block.grammar_mask)
     wide.apply_logits_bias(block.logits)
     if wide.has_custom_logit_processor:

@@ -28,6 +28,8 @@ def mend_torch(torch: ModuleType) -> None:
             record(self, stream)
 
     torch.Tensor.record_stream = record_stream
+    # Pinning is for copies to a device.
+    torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
     # A CPU build of torch raises where the answer is no.
     torch.cuda.is_current_stream_capturing = lambda: False
     # FLA enters `torch.<backend>.device(index)` around each of its launches.
@@ -93,6 +95,11 @@ def _argument_mends() -> list[Mend]:
 
 def _kernel_mends() -> list[Mend]:
     return [
+        Mend(
+            "sglang.srt.arg_groups.mamba_hook",
+            "states of cached prefixes are refused on a platform without Triton",
+            edits=(Edit("        platform.is_cuda\n", "        True\n"),),
+        ),
         Mend(
             "sglang.srt.distributed.parallel_state",
             "without the compiled CPU engine gloo's gather is left for a CUDA operator",

@@ -36,10 +36,11 @@ def run(model_runner: Any, names: Collection[str], small_m: int) -> Result:
     """
     if not str(model_runner.device).startswith("cuda"):
         return Result([])
-    from sglang_exact.selftest import attention, gdn
+    from sglang_exact.selftest import attention, gdn, prefix
 
     tests = {
         "gdn_verify": gdn.run,
+        "prefix_snapshot": prefix.run,
         "decode_attention": attention.run,
         "prefill_attention": attention.run_prefill,
     }

@@ -15,6 +15,7 @@ from sglang_exact.client.answer import ServerInfo
 from sglang_exact.verify.arms import LONG, PREFILL_TOKENS, Check
 from sglang_exact.verify.counters import counted, counters_of
 from sglang_exact.verify.model import DIFFERENT, EQUAL, REFUSED, Outcome, Reference
+from sglang_exact.verify.prefixes import CHUNK
 
 # Servers may say no to these: long prompts, seeds, penalties.
 OPTIONAL = ("seeds", "penalties", *LONG)
@@ -34,7 +35,7 @@ ENDING = (
 class Evidence:
     """What the claims of one arm are judged on.
 
-    `outcomes` are the answers that were compared, `neighbours` their company,
+    `outcomes` are the answers that were compared, `neighbours` those beside them,
     `earlier` the request ids of other arms' answers.
     """
 
@@ -175,6 +176,41 @@ def _cached(_: Evidence, answered: list[Outcome]) -> list[str]:
     return []
 
 
+def _reused(_: Evidence, answered: list[Outcome]) -> list[str]:
+    hits = sum(bool(o.cached_tokens) for o in answered)
+    if 2 * hits < len(answered):
+        return [f"{hits} of {len(answered)} prompts began in the prefix cache"]
+    return []
+
+
+def _said(evidence: Evidence, answered: list[Outcome]) -> list[str]:
+    """The biased answers are those that stand in the later prompts, and long enough."""
+    biases = [(_sampling(evidence, o).get("logit_bias"), o) for o in answered]
+    said = [(bias, o) for bias, o in biases if bias]
+    for bias, outcome in said:
+        if set(map(str, evidence.references[outcome.case].answer.ids)) != set(bias):
+            return ["logit_bias did not decide an answer: no later prompt holds it"]
+    if min((o.tokens for _, o in said), default=0) < CHUNK:
+        return [f"an answer of less than {CHUNK} tokens stands in a later prompt"]
+    if len({o.prompt_tokens for _, o in said}) < 2:
+        return ["the prompts were cut to the first turn: none holds an answer"]
+    return []
+
+
+def _evicted(_: Evidence, answered: list[Outcome]) -> list[str]:
+    """The first prompt was found in the cache once, and later less of it or nothing."""
+    ordered = sorted(answered, key=lambda o: o.index)
+    hits = [o.cached_tokens or 0 for o in ordered if o.case == ordered[0].case]
+    if not any(hits):
+        return ["no prompt token came from the prefix cache"]
+    if min(hits[hits.index(max(hits)) :]) == max(hits) or len(hits) < 3:
+        return [
+            "nothing was evicted: start the server with a smaller "
+            "--max-mamba-cache-size or --max-total-tokens"
+        ]
+    return []
+
+
 def _prompt_tokens(evidence: Evidence, answered: list[Outcome]) -> list[str]:
     wanted = LONG[evidence.arm.cases][0]
     short = [o for o in answered if (o.prompt_tokens or 0) < wanted]
@@ -251,7 +287,7 @@ def _altered(evidence: Evidence, answered: list[Outcome]) -> list[str]:
 def _sampled_neighbours(evidence: Evidence, answered: list[Outcome]) -> list[str]:
     done = [o for o in evidence.neighbours if o.status in (EQUAL, DIFFERENT)]
     if not done:
-        return _no_company(evidence, "sampled")
+        return _no_neighbours(evidence, "sampled")
     if not any(o.status == DIFFERENT for o in done):
         return ["the sampled neighbours all gave greedy answers"]
     return _beside(answered)
@@ -260,7 +296,7 @@ def _sampled_neighbours(evidence: Evidence, answered: list[Outcome]) -> list[str
 def _prefill_neighbours(evidence: Evidence, answered: list[Outcome]) -> list[str]:
     done = [o for o in evidence.neighbours if o.status in (EQUAL, DIFFERENT)]
     if not done:
-        return _no_company(evidence, "prefill")
+        return _no_neighbours(evidence, "prefill")
     longest = max(o.prompt_tokens or 0 for o in done)
     if longest < PREFILL_TOKENS:
         return [
@@ -269,14 +305,14 @@ def _prefill_neighbours(evidence: Evidence, answered: list[Outcome]) -> list[str
     return _beside(answered)
 
 
-def _no_company(evidence: Evidence, kind: str) -> list[str]:
+def _no_neighbours(evidence: Evidence, kind: str) -> list[str]:
     said = {o.message for o in evidence.neighbours if o.message}
     return [f"no {kind} neighbour was answered", *sorted(said)[:1]]
 
 
 def _beside(answered: list[Outcome]) -> list[str]:
     """Neighbours that give up early leave the rest of the answers alone."""
-    count = sum(o.company > 0 for o in answered)
+    count = sum(o.beside > 0 for o in answered)
     if 2 * count < len(answered):
         return [f"{count} of {len(answered)} answers had a neighbour in flight"]
     return []
@@ -321,6 +357,9 @@ CLAIMS: dict[str, Callable[[Evidence, list[Outcome]], list[str]]] = {
     "streamed": _streamed,
     "in-flight": _in_flight,
     "cached": _cached,
+    "reused": _reused,
+    "said": _said,
+    "evicted": _evicted,
     "prompt-tokens": _prompt_tokens,
     "stopped": _stopped,
     "counted": _counted_steps,
@@ -349,7 +388,7 @@ def not_offered(evidence: Evidence) -> str | None:
     if optional and refused and not whim:
         return f"the server refuses: {min(o.message for o in refused)}"
     fields = [server.fields for server in evidence.servers]
-    if "cached" in arm.claims and any(
+    if {"cached", "reused", "evicted"} & set(arm.claims) and any(
         f.get("disable_radix_cache") is True for f in fields
     ):
         return "the prefix cache is off on this server"

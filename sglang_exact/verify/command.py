@@ -8,13 +8,12 @@ interrupted. The result goes to stdout, progress and errors to stderr.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TextIO, TypeVar, cast
+from typing import Annotated, Any, NoReturn, TextIO, TypeVar, cast
 
 import typer
 from rich.console import Console
@@ -22,10 +21,8 @@ from rich.console import Console
 from sglang_exact.client.http import Failed
 from sglang_exact.verify import session
 from sglang_exact.verify.arms import EXTRA_ROLES, REFERENCE, TESTED
-from sglang_exact.verify.fleet import Address
 from sglang_exact.verify.output import (
     COULD_NOT_RUN,
-    INTERRUPTED,
     Forgiving,
     cannot,
     command_line,
@@ -36,8 +33,11 @@ from sglang_exact.verify.output import (
 from sglang_exact.verify.plan import Settings
 from sglang_exact.verify.record import RecordError, RecordLost
 from sglang_exact.verify.runner import RunOptions
-from sglang_exact.view.console import Bar
-from sglang_exact.view.output import WouldBeLost, check_pages
+from sglang_exact.verify.servers import Address
+from sglang_exact.verify.summary import Run
+from sglang_exact.view.console import Bar, stoppable
+from sglang_exact.view.options import with_options
+from sglang_exact.view.output import WouldBeLost, check_pages, stamped
 
 T = TypeVar("T")
 # Every request of a run is kept in memory.
@@ -61,46 +61,6 @@ class OutputFormat(StrEnum):
     json = "json"
 
 
-BaseUrl = Annotated[
-    str, typer.Option("--base-url", help="Server to test, http://HOST:PORT.")
-]
-SuiteOption = Annotated[Suite, typer.Option("--suite", help="How much to ask.")]
-ArmsOption = Annotated[
-    str, typer.Option("--arms", help="Arms by name, separated by commas.")
-]
-PromptsOption = Annotated[
-    Path | None,
-    typer.Option("--prompts", help="Own prompts, JSONL with text or input_ids."),
-]
-NumPrompts = Annotated[
-    int | None, typer.Option("--num-prompts", min=1, help="Use only the first N.")
-]
-MaxNewTokens = Annotated[
-    int | None,
-    typer.Option("--max-new-tokens", min=1, help="Tokens for every prompt."),
-]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of the id prompts.")]
-OutputFile = Annotated[
-    Path | None,
-    typer.Option("--output-file", help="The record (JSONL) to write or resume."),
-]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with the record --output-file.")
-]
-ApiKey = Annotated[
-    str | None,
-    typer.Option("--api-key", envvar="SGLANG_API_KEY", help="Key of the servers."),
-]
-VocabSize = Annotated[
-    int | None,
-    typer.Option("--vocab-size", min=8, help="If the server does not say it."),
-]
-SkipTokenizer = Annotated[
-    bool,
-    typer.Option("--skip-tokenizer-init", help="Prompts as ids: no tokenizer there."),
-]
-
-
 def _seconds(value: float) -> float:
     """A time that ends: neither 0, which would mean none, nor NaN."""
     if not 0 < value < MOST_SECONDS:
@@ -108,186 +68,206 @@ def _seconds(value: float) -> float:
     return value
 
 
-Timeout = Annotated[
-    float,
-    typer.Option(
-        "--request-timeout", callback=_seconds, help="Seconds for one answer."
-    ),
-]
-Reconnect = Annotated[
-    float,
-    typer.Option(
-        "--reconnect-timeout",
-        callback=_seconds,
-        help="Seconds to wait for a lost server.",
-    ),
-]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is asked of which server: the options of `verify` and `record`."""
 
-Reference = Annotated[
-    str | None,
-    typer.Option("--reference", help="Plain server (URL) or a record of it (file)."),
-]
-Servers = Annotated[
-    list[str] | None,
-    typer.Option("--server", help=f"ROLE=URL, ROLE of {', '.join(EXTRA_ROLES)}."),
-]
-Repeats = Annotated[
-    int,
-    typer.Option(
-        "--repeats", min=1, max=MOST_REPEATS, help="Requests of the repeats arm."
-    ),
-]
-LongRepeats = Annotated[
-    int,
-    typer.Option(
-        "--long-repeats",
-        min=1,
-        max=MOST_REPEATS,
-        help="Requests of the long-repeat arm.",
-    ),
-]
-MaxPromptTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--max-prompt-tokens",
-        min=16,
-        help="Cut the long prompts; what then is too short is not exercised.",
-    ),
-]
-ReferenceKey = Annotated[
-    str | None,
-    typer.Option("--reference-api-key", help="Key of the reference, if another."),
-]
-RestartCommand = Annotated[
-    str | None,
-    typer.Option("--restart-command", help="Command that restarts the tested server."),
-]
-RestartTimeout = Annotated[
-    float,
-    typer.Option(
-        "--restart-timeout", callback=_seconds, help="Seconds until it answers again."
-    ),
-]
-Html = Annotated[Path | None, typer.Option("--html", help="Write the page here.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
-SubmitRow = Annotated[
-    Path | None,
-    typer.Option("--submit-row", help="Write one row for an evidence table here."),
-]
-Format = Annotated[
-    OutputFormat, typer.Option("--output-format", help="What goes to stdout.")
-]
+    base_url: Annotated[
+        str, typer.Option("--base-url", help="Server to test, http://HOST:PORT.")
+    ]
+    suite: Annotated[Suite, typer.Option("--suite", help="How much to ask.")] = (
+        Suite.standard
+    )
+    arms: Annotated[
+        str, typer.Option("--arms", help="Arms by name, separated by commas.")
+    ] = ""
+    max_prompt_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-prompt-tokens",
+            min=16,
+            help="Cut the long prompts; what then is too short is not exercised.",
+        ),
+    ] = None
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--prompts", help="Own prompts, JSONL with text or input_ids."),
+    ] = None
+    num_prompts: Annotated[
+        int | None, typer.Option("--num-prompts", min=1, help="Use only the first N.")
+    ] = None
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option("--max-new-tokens", min=1, help="Tokens for every prompt."),
+    ] = None
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the id prompts.")] = 20261
+    api_key: Annotated[
+        str | None,
+        typer.Option("--api-key", envvar="SGLANG_API_KEY", help="Key of the servers."),
+    ] = None
+    vocab_size: Annotated[
+        int | None,
+        typer.Option("--vocab-size", min=8, help="If the server does not say it."),
+    ] = None
+    skip_tokenizer_init: Annotated[
+        bool,
+        typer.Option(
+            "--skip-tokenizer-init", help="Prompts as ids: no tokenizer there."
+        ),
+    ] = False
+    request_timeout: Annotated[
+        float,
+        typer.Option(
+            "--request-timeout", callback=_seconds, help="Seconds for one answer."
+        ),
+    ] = 1800.0
+    reconnect_timeout: Annotated[
+        float,
+        typer.Option(
+            "--reconnect-timeout",
+            callback=_seconds,
+            help="Seconds to wait for a lost server.",
+        ),
+    ] = 120.0
+    output_file: Annotated[
+        Path | None,
+        typer.Option("--output-file", help="The record (JSONL) to write or resume."),
+    ] = None
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the record --output-file.")
+    ] = False
+
+    def inputs(
+        self, kind: str, more: list[Address], options: RunOptions, **settings: int
+    ) -> session.Inputs:
+        """What a run is made from; `settings` are further ones of the plan."""
+        return session.Inputs(
+            [Address(TESTED, self.base_url, self.api_key), *more],
+            Settings(
+                self.suite.value,
+                _names(self.arms),
+                tokens=self.max_new_tokens,
+                prompts=self.prompts,
+                num_prompts=self.num_prompts,
+                seed=self.seed,
+                max_prompt_tokens=self.max_prompt_tokens,
+                **settings,
+            ),
+            options,
+            _output(self.output_file, self.resume, kind),
+            command_line(sys.argv),
+            resume=self.resume,
+            vocab_size=self.vocab_size,
+            by_ids=self.skip_tokenizer_init,
+            timeout=self.request_timeout,
+        )
 
 
-@guarded
-def verify(
-    base_url: BaseUrl,
-    reference: Reference = None,
-    server: Servers = None,
-    suite: SuiteOption = Suite.standard,
-    arms: ArmsOption = "",
-    repeats: Repeats = 1200,
-    long_repeats: LongRepeats = 8,
-    max_prompt_tokens: MaxPromptTokens = None,
-    prompts: PromptsOption = None,
-    num_prompts: NumPrompts = None,
-    max_new_tokens: MaxNewTokens = None,
-    seed: Seed = 20261,
-    api_key: ApiKey = None,
-    reference_api_key: ReferenceKey = None,
-    vocab_size: VocabSize = None,
-    skip_tokenizer_init: SkipTokenizer = False,
-    request_timeout: Timeout = 1800.0,
-    reconnect_timeout: Reconnect = 120.0,
-    restart_command: RestartCommand = None,
-    restart_timeout: RestartTimeout = 1800.0,
-    output_file: OutputFile = None,
-    resume: Resume = False,
-    html: Html = None,
-    json_file: JsonFile = None,
-    submit_row: SubmitRow = None,
-    output_format: Format = OutputFormat.text,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """Where a result goes: the options of `verify` and `report`."""
+
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write the page here.")
+    ] = None
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the result here.")
+    ] = None
+    submit_row: Annotated[
+        Path | None,
+        typer.Option("--submit-row", help="Write one row for an evidence table here."),
+    ] = None
+    output_format: Annotated[
+        OutputFormat, typer.Option("--output-format", help="What goes to stdout.")
+    ] = OutputFormat.text
+
+    def check(self, measured: dict[str, Path | None]) -> None:
+        """Leave if a page would replace one of `measured`, or another page."""
+        pages = {"--html": self.html, "--json": self.json_file}
+        try:
+            check_pages(pages | {"--submit-row": self.submit_row}, measured)
+        except WouldBeLost as error:
+            cannot(str(error))
+
+    def finish(self, run: Run) -> NoReturn:
+        """Show the result and leave with its status."""
+        as_json = self.output_format is OutputFormat.json
+        finish(run, as_json, self.json_file, self.html, self.submit_row)
+
+
+def _verify(
+    asked: Asked,
+    shown: Shown,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            "--reference", help="Plain server (URL) or a record of it (file)."
+        ),
+    ] = None,
+    server: Annotated[
+        list[str] | None,
+        typer.Option("--server", help=f"ROLE=URL, ROLE of {', '.join(EXTRA_ROLES)}."),
+    ] = None,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            "--repeats", min=1, max=MOST_REPEATS, help="Requests of the repeats arm."
+        ),
+    ] = 1200,
+    long_repeats: Annotated[
+        int,
+        typer.Option(
+            "--long-repeats",
+            min=1,
+            max=MOST_REPEATS,
+            help="Requests of the long-repeat arm.",
+        ),
+    ] = 8,
+    reference_api_key: Annotated[
+        str | None,
+        typer.Option("--reference-api-key", help="Key of the reference, if another."),
+    ] = None,
+    restart_command: Annotated[
+        str | None,
+        typer.Option(
+            "--restart-command", help="Command that restarts the tested server."
+        ),
+    ] = None,
+    restart_timeout: Annotated[
+        float,
+        typer.Option(
+            "--restart-timeout",
+            callback=_seconds,
+            help="Seconds until it answers again.",
+        ),
+    ] = 1800.0,
 ) -> None:
     """Compare a server with plain decoding, bit for bit."""
-    addresses = [Address(TESTED, base_url, api_key)]
-    reference_file = None
+    more, file = [], None
     if reference is not None and reference.startswith(("http://", "https://")):
-        addresses.append(Address(REFERENCE, reference, reference_api_key or api_key))
+        key = reference_api_key or asked.api_key
+        more.append(Address(REFERENCE, reference, key))
     elif reference is not None:
-        reference_file = Path(reference)
-    addresses += [_extra(text, api_key) for text in server or []]
-    inputs = session.Inputs(
-        addresses,
-        Settings(
-            suite.value,
-            _names(arms),
-            repeats,
-            max_new_tokens,
-            prompts,
-            num_prompts,
-            seed,
-            long_repeats=long_repeats,
-            max_prompt_tokens=max_prompt_tokens,
-        ),
-        RunOptions(reconnect_timeout, restart_command, restart_timeout),
-        _output(output_file, resume, "verify"),
-        command_line(sys.argv),
-        reference_file,
-        resume,
-        vocab_size,
-        skip_tokenizer_init,
-        request_timeout,
-    )
-    _check_pages(
-        {"--html": html, "--json": json_file, "--submit-row": submit_row},
+        file = Path(reference)
+    more += [_extra(text, asked.api_key) for text in server or []]
+    options = RunOptions(asked.reconnect_timeout, restart_command, restart_timeout)
+    inputs = asked.inputs(
+        "verify", more, options, repeats=repeats, long_repeats=long_repeats
+    )._replace(reference_file=file)
+    shown.check(
         {
             "--output-file": inputs.output,
-            "--reference": reference_file,
-            "--prompts": prompts,
-        },
+            "--reference": file,
+            "--prompts": asked.prompts,
+        }
     )
-    run = _run(session.verify(inputs, _display))
-    finish(run, output_format is OutputFormat.json, json_file, html, submit_row)
+    shown.finish(_run(session.verify(inputs, _display)))
 
 
-@guarded
-def record(
-    base_url: BaseUrl,
-    suite: SuiteOption = Suite.standard,
-    arms: ArmsOption = "",
-    max_prompt_tokens: MaxPromptTokens = None,
-    prompts: PromptsOption = None,
-    num_prompts: NumPrompts = None,
-    max_new_tokens: MaxNewTokens = None,
-    seed: Seed = 20261,
-    api_key: ApiKey = None,
-    vocab_size: VocabSize = None,
-    skip_tokenizer_init: SkipTokenizer = False,
-    request_timeout: Timeout = 1800.0,
-    reconnect_timeout: Reconnect = 120.0,
-    output_file: OutputFile = None,
-    resume: Resume = False,
-) -> None:
+def _record(asked: Asked) -> None:
     """Record a plain server's answers, for verify --reference FILE."""
-    inputs = session.Inputs(
-        [Address(TESTED, base_url, api_key), Address(REFERENCE, base_url, api_key)],
-        Settings(
-            suite.value,
-            _names(arms),
-            tokens=max_new_tokens,
-            prompts=prompts,
-            num_prompts=num_prompts,
-            seed=seed,
-            max_prompt_tokens=max_prompt_tokens,
-        ),
-        RunOptions(reconnect_timeout),
-        _output(output_file, resume, "reference"),
-        command_line(sys.argv),
-        resume=resume,
-        vocab_size=vocab_size,
-        by_ids=skip_tokenizer_init,
-        timeout=request_timeout,
-    )
+    same = Address(REFERENCE, asked.base_url, asked.api_key)
+    inputs = asked.inputs("reference", [same], RunOptions(asked.reconnect_timeout))
     problems = _run(session.record_reference(inputs, _display))
     Forgiving(sys.stdout).write(f"recorded in {inputs.output}\n")
     for line in problems:
@@ -295,17 +275,12 @@ def record(
     raise typer.Exit(COULD_NOT_RUN if problems else 0)
 
 
-@guarded
-def report(
+def _report(
+    shown: Shown,
     record_file: Annotated[Path, typer.Argument(help="A record written by verify.")],
-    html: Html = None,
-    json_file: JsonFile = None,
-    submit_row: SubmitRow = None,
-    output_format: Format = OutputFormat.text,
 ) -> None:
     """Show a record again, as text, JSON or a page."""
-    pages = {"--html": html, "--json": json_file, "--submit-row": submit_row}
-    _check_pages(pages, {"the record": record_file})
+    shown.check({"the record": record_file})
     try:
         run = session.load_run(record_file)
     except (RecordError, ValueError) as error:
@@ -313,7 +288,12 @@ def report(
     except Exception as error:
         # A record that was changed by hand may fail anywhere.
         cannot(f"{record_file}: unexpected {type(error).__name__}: {error}")
-    finish(run, output_format is OutputFormat.json, json_file, html, submit_row)
+    shown.finish(run)
+
+
+verify = guarded(with_options(_verify, Asked, Shown, after="base_url"))
+record = guarded(with_options(_record, Asked))
+report = guarded(with_options(_report, Shown))
 
 
 def add(app: typer.Typer) -> None:
@@ -344,18 +324,7 @@ def _output(path: Path | None, resume: bool, kind: str) -> Path:
         return path
     if resume:
         cannot("--resume: expected --output-file with the record to go on with")
-    stamp = session.now().replace("-", "").replace(":", "").partition("+")[0]
-    # Two runs may start in the same second.
-    return Path(f"sglang-exact-{kind}-{stamp}Z-{os.getpid()}.jsonl")
-
-
-def _check_pages(
-    pages: dict[str, Path | None], measured: dict[str, Path | None]
-) -> None:
-    try:
-        check_pages(pages, measured)
-    except WouldBeLost as error:
-        cannot(str(error))
+    return stamped(kind, ".jsonl")
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -366,22 +335,10 @@ def _display(total: int) -> Bar:
     return Bar(Console(file=cast(TextIO, Forgiving(sys.stderr))), total)
 
 
-async def _stoppable(work: Coroutine[Any, Any, T]) -> T:
-    """Let SIGTERM end a run as Ctrl-C does: with its partial result."""
-    task = asyncio.current_task()
-    if task is not None and sys.platform != "win32":
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await work
-
-
 def _run(work: Coroutine[Any, Any, T]) -> T:
     try:
-        return asyncio.run(_stoppable(work))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        tell("interrupted; the record keeps what was answered")
-        raise typer.Exit(INTERRUPTED) from None
+        return asyncio.run(stoppable(work))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
     except (Failed, RecordLost, ValueError, OSError) as error:
         cannot(str(error))
-    except Exception as error:
-        # Whatever a server may have caused, the user gets one line and status 2.
-        cannot(f"unexpected {type(error).__name__}: {error}")

@@ -21,7 +21,7 @@ def compare(answer: Sample, reference: Sample) -> Difference | None:
     """The first difference, or None if every compared bit is equal.
 
     Logprobs and top lists are compared where both sides have them; whether the answer
-    should have had them is the liveness check's business.
+    should have had them is for the claims to say.
     """
     id_position = _first(answer.ids, reference.ids)
     both = bool(answer.logprobs) and bool(reference.logprobs)

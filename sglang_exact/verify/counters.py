@@ -48,23 +48,23 @@ def contradiction(outcome: Outcome) -> str | None:
 
 def _unfounded(servers: list[ServerInfo], wanted: list[Outcome]) -> str | None:
     """Why verify counts that nothing else bears out are not believed."""
-    widths = {
+    said = {
         server.label: server.fields.get("speculative_num_draft_tokens")
         for server in servers
     }
     for outcome in wanted:
-        c, width = outcome.counters, widths.get(outcome.server)
+        c, draft_tokens = outcome.counters, said.get(outcome.server)
         if c.correct is not None:
             continue
-        if type(width) is not int:
+        if type(draft_tokens) is not int:
             return (
                 "spec_verify_ct comes without spec_num_correct_drafts, and the server "
                 "names no speculative_num_draft_tokens: it may count anything"
             )
-        most = 1 + (c.retractions or 0) + (c.verify or 0) * width
+        most = 1 + (c.retractions or 0) + (c.verify or 0) * draft_tokens
         if most < outcome.tokens:
             return (
-                f"{c.verify} verify steps of {width} draft tokens do not make "
+                f"{c.verify} verify steps of {draft_tokens} draft tokens do not make "
                 f"{outcome.tokens} tokens"
             )
     return _constant(wanted)

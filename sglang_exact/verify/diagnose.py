@@ -237,10 +237,10 @@ def _reject(
 ) -> None:
     if solo is None or solo.answer is None or found.position is None:
         return
-    answer, width = solo.answer, solo.counters.draft_tokens()
+    answer, draft_tokens = solo.answer, solo.counters.draft_tokens()
     # One piece for the prefill token and one per verify step, or the pieces are not
     # steps and say nothing.
-    if width is None or len(answer.chunks) != (answer.counters.verify or 0) + 1:
+    if draft_tokens is None or len(answer.chunks) != (answer.counters.verify or 0) + 1:
         return
     place = step_of(answer.chunks, found.position)
     if place is None or place[0] == 0:
@@ -251,12 +251,12 @@ def _reject(
         suspicion.follows_reject = False
         return
     before = answer.chunks[step - 1]
-    suspicion.follows_reject = before < width
-    rejects = sum(size < width for size in answer.chunks[1:-1])
+    suspicion.follows_reject = before < draft_tokens
+    rejects = sum(size < draft_tokens for size in answer.chunks[1:-1])
     share = rejects / max(len(answer.chunks) - 2, 1)
     text = (
         f"it is token {offset} of verify step {step}; the step before committed "
-        f"{before} of {width} ({100 * share:.0f} % of all steps reject a draft)"
+        f"{before} of {draft_tokens} ({100 * share:.0f} % of all steps reject a draft)"
     )
     # Where most steps reject, following one means nothing.
     telling = suspicion.follows_reject and offset == 0 and share < 0.5

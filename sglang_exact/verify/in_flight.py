@@ -14,7 +14,6 @@ from itertools import count
 from sglang_exact.client.answer import Case, Options
 from sglang_exact.client.http import Failed, Refused
 from sglang_exact.verify.arms import PREFILL_TOKENS
-from sglang_exact.verify.fleet import Server
 from sglang_exact.verify.model import (
     DIFFERENT,
     EQUAL,
@@ -27,6 +26,7 @@ from sglang_exact.verify.model import (
 from sglang_exact.verify.plan import Job, Plan, PlannedCheck, with_sampling
 from sglang_exact.verify.prompts import id_prompt
 from sglang_exact.verify.reference import GIVE_UP, Judge, References
+from sglang_exact.verify.servers import Server
 
 NEIGHBOURS = 4
 SAMPLED_TEMPERATURE = 1.0
@@ -48,8 +48,8 @@ class InFlight:
         if neighbour:
             self._neighbours.add(token)
         now, beside = len(self._peaks), len(self._neighbours)
-        for other, (most, company) in self._peaks.items():
-            self._peaks[other] = (max(most, now), max(company, beside))
+        for other, (most, neighbours) in self._peaks.items():
+            self._peaks[other] = (max(most, now), max(neighbours, beside))
         return token
 
     def leave(self, token: object) -> tuple[int, int]:
@@ -63,7 +63,7 @@ class Workers:
 
     def __init__(
         self,
-        book: References,
+        references: References,
         judge: Judge,
         server: Server,
         planned: PlannedCheck,
@@ -71,7 +71,7 @@ class Workers:
         todo: deque[Job],
         counter: InFlight,
     ):
-        self.book, self.judge = book, judge
+        self.references, self.judge = references, judge
         self.server, self.planned = server, planned
         self.result, self.todo, self.counter = result, todo, counter
         self.failures = 0
@@ -87,18 +87,18 @@ class Workers:
                 outcome = await self._ask(job)
             finally:
                 peak = self.counter.leave(token)
-            outcome.in_flight, outcome.company = peak
+            outcome.in_flight, outcome.beside = peak
             outcome.latency_s = time.monotonic() - began
             self.failures = self.failures + 1 if outcome.status == FAILED else 0
             self.result.outcomes.append(outcome)
-            self.book.writer.outcome(outcome)
-            self.book.display.advance(job.case.max_new_tokens)
+            self.references.writer.outcome(outcome)
+            self.references.display.advance(job.case.max_new_tokens)
 
     async def _ask(self, job: Job) -> Outcome:
         name = self.planned.arm.name
         try:
             sample, attempts = await self.server.ask(
-                job.case, job.options, self.book.reconnect_s
+                job.case, job.options, self.references.reconnect_s
             )
         except (Refused, Failed) as error:
             unserved = isinstance(error, Refused) and error.unserved
@@ -139,7 +139,7 @@ class Neighbours:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def notes(self) -> list[str]:
-        """One line on the company, if there was any."""
+        """One line on the neighbours, if there were any."""
         if not self.kind:
             return []
         done = sum(o.status in (EQUAL, DIFFERENT) for o in self.outcomes)

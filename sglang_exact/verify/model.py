@@ -45,8 +45,8 @@ class Outcome:
     """What came of one request of one arm, small enough to keep for every request.
 
     The whole answer is kept only when it differs. `probe` names a request that was made
-    to explain a difference; `neighbour` marks company that is not compared, and
-    `company` counts how much of it ran meanwhile.
+    to explain a difference; `neighbour` marks one that is not compared, and `beside`
+    counts how many of those ran meanwhile.
     """
 
     arm: str
@@ -70,7 +70,7 @@ class Outcome:
     latency_s: float = 0.0
     attempts: int = 1
     neighbour: bool = False
-    company: int = 0
+    beside: int = 0
     rid: str = ""
     probe: str = ""
 

@@ -23,6 +23,7 @@ from rich.console import Console
 from sglang_exact.client.http import redact_url
 from sglang_exact.verify import report as reporting
 from sglang_exact.verify import summary
+from sglang_exact.view.output import json_bytes
 
 COULD_NOT_RUN = 2
 INTERRUPTED = 130
@@ -149,7 +150,7 @@ def show(run: summary.Run, as_json: bool) -> None:
     if sys.stdout is None:
         return
     if as_json:
-        sys.stdout.buffer.write(reporting.json_bytes(summary.to_json(run)))
+        sys.stdout.buffer.write(json_bytes(summary.to_json(run)))
     else:
         # Characters that the terminal's encoding lacks.
         if hasattr(sys.stdout, "reconfigure"):

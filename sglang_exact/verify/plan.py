@@ -12,6 +12,7 @@ import orjson
 
 from sglang_exact.client.answer import Case, Options, Prompt
 from sglang_exact.verify import arms as arm_table
+from sglang_exact.verify import prefixes
 from sglang_exact.verify import prompts as prompt_sets
 from sglang_exact.verify.arms import LONG, SUITES, Check
 
@@ -203,6 +204,8 @@ class _Builder:
         """The cases of an arm, or why there are none."""
         if arm.cases in LONG:
             return self._long(arm)
+        if arm.cases in prefixes.CASES:
+            return self._prefixes(arm)
         if self.refusal:
             return [], self.refusal
         made = {
@@ -226,6 +229,19 @@ class _Builder:
             for i in range(count)
         ]
         return [Case(p, self._short(LONG_TOKENS, p)) for p in made], ""
+
+    def _prefixes(self, arm: Check) -> tuple[list[Case], str]:
+        if self.vocab_size is None:
+            return [], "the vocabulary size is " + UNKNOWN
+        settings = self.settings
+        scale = prefixes.Scale(
+            self.vocab_size,
+            settings.seed,
+            settings.max_prompt_tokens or max(n for n, _ in LONG.values()),
+            settings.tokens or prefixes.ANSWER_TOKENS,
+            settings.num_prompts or prefixes.MOST,
+        )
+        return prefixes.CASES[arm.cases](scale), ""
 
     def _few(self, prompts: int, tokens: int) -> list[Case]:
         """The first prompts with short answers."""

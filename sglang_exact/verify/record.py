@@ -16,15 +16,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
-from sglang_exact.client.answer import Counters, Sample, ServerInfo
+from sglang_exact.client.answer import Sample, ServerInfo
 from sglang_exact.client.bits import bits_to_float, float32_bits
-from sglang_exact.verify.model import (
-    NOT_REACHED,
-    CheckResult,
-    Difference,
-    Outcome,
-    Reference,
-)
+from sglang_exact.client.typed import typed
+from sglang_exact.verify.model import NOT_REACHED, CheckResult, Outcome, Reference
+from sglang_exact.view.output import drop_cut_line
 
 FORMAT = 1
 
@@ -60,30 +56,21 @@ def sample_to_json(sample: Sample) -> dict[str, Any]:
 
 
 def sample_from_json(row: dict[str, Any]) -> Sample:
-    """The reverse of sample_to_json."""
-    return Sample(
-        ids=tuple(row["ids"]),
-        logprobs=tuple(float32_bits(value) for value in row["logprobs"]),
-        top=tuple(
-            tuple((float32_bits(value), token) for value, token in entry)
-            for entry in row["top"]
-        ),
-        finish=row["finish"],
-        prompt_tokens=row["prompt_tokens"],
-        cached_tokens=row["cached_tokens"],
-        counters=_counters(row["counters"]),
-        chunks=tuple(row["chunks"]),
-        latency_s=row["latency_s"],
-        rid=str(row.get("rid", "")),
-    )
+    """The reverse of sample_to_json. Raises ValueError."""
+    return typed(_with_bits(row), Sample, ValueError)
+
+
+def _with_bits(row: dict[str, Any]) -> dict[str, Any]:
+    """An answer's JSON with bit patterns in the place of its logprobs."""
+    return {
+        **row,
+        "logprobs": [float32_bits(value) for value in row["logprobs"]],
+        "top": [[(float32_bits(v), token) for v, token in top] for top in row["top"]],
+    }
 
 
 def _number(bits: int | None) -> float | None:
     return None if bits is None else bits_to_float(bits)
-
-
-def _counters(row: dict[str, Any]) -> Counters:
-    return Counters(**{**row, "histogram": tuple(row["histogram"])})
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
@@ -94,17 +81,11 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def outcome_from_json(row: dict[str, Any]) -> Outcome:
-    """The reverse of outcome_to_json."""
-    row = dict(row)
-    if row["answer"] is not None:
-        row["answer"] = sample_from_json(row["answer"])
-    row["counters"] = _counters(row["counters"])
-    if row["difference"] is not None:
-        found = dict(row["difference"])
-        for key in ("what", "ids", "logprobs", "details"):
-            found[key] = tuple(found[key])
-        row["difference"] = Difference(**found)
-    return Outcome(**row)
+    """The reverse of outcome_to_json. Raises ValueError."""
+    answer = None if row["answer"] is None else _with_bits(row["answer"])
+    # Records of before call it company.
+    beside = row.get("beside", row.get("company", 0))
+    return typed({**row, "answer": answer, "beside": beside}, Outcome, ValueError)
 
 
 class Writer:
@@ -122,7 +103,7 @@ class Writer:
         try:
             _lock(self._file, self.path)
             if self._append:
-                _drop_cut_line(self.path)
+                drop_cut_line(self.path)
             else:
                 self._file.truncate(0)
         except BaseException:
@@ -203,13 +184,6 @@ def _lock(file: BinaryIO, path: Path) -> None:
         return
 
 
-def _drop_cut_line(path: Path) -> None:
-    raw = path.read_bytes()
-    if raw and not raw.endswith(b"\n"):
-        with path.open("r+b") as file:
-            file.truncate(raw.rfind(b"\n") + 1)
-
-
 def is_begun(path: Path) -> bool:
     """Does a record hold at least one whole line?"""
     try:
@@ -269,8 +243,8 @@ class _Reader:
             info = ServerInfo(**{**row, "notes": tuple(row["notes"])})
             self.servers[info.label, info.url] = info
         elif kind == "reference":
-            answer = sample_from_json(row.pop("answer"))
-            found = Reference(answer=answer, **row)
+            row["answer"] = _with_bits(row["answer"])
+            found = typed(row, Reference, ValueError)
             self.references[found.case] = found
         elif kind == "outcome":
             outcome = outcome_from_json(row)
@@ -286,8 +260,9 @@ class _Reader:
                 else:
                     kept.append(outcome)
         elif kind == "arm":
-            outcomes = self._result(row["name"]).outcomes
-            self.results[row["name"]] = CheckResult(outcomes=outcomes, **row)
+            result = typed(row, CheckResult, ValueError)
+            result.outcomes = self._result(result.name).outcomes
+            self.results[result.name] = result
         elif kind == "arm-restart":
             self.results.pop(row["name"], None)
         elif kind == "refusal":

@@ -12,10 +12,11 @@ from sglang_exact.client.answer import Case, Options, Sample, ServerInfo
 from sglang_exact.client.http import Failed, Refused
 from sglang_exact.verify import diagnose
 from sglang_exact.verify.compare import compare, not_finite
-from sglang_exact.verify.fleet import Server
 from sglang_exact.verify.model import Outcome, Reference
 from sglang_exact.verify.plan import Job, PlannedCheck
 from sglang_exact.verify.record import Writer
+from sglang_exact.verify.servers import Server
+from sglang_exact.view.console import Display
 
 # After this many failures in a row a server is given up: 1,200 timeouts help nobody.
 GIVE_UP = 3
@@ -43,14 +44,6 @@ def drawn_anew(case: Case, info: ServerInfo) -> str:
     )
 
 
-class Display(Protocol):
-    """Where progress goes."""
-
-    def begin(self, name: str, tokens: int) -> None: ...
-    def advance(self, tokens: int) -> None: ...
-    def say(self, text: str) -> None: ...
-
-
 class References:
     """Every reference answer of a run, and why some are missing.
 
@@ -75,15 +68,16 @@ class References:
     async def record(
         self, server: Server, cases: dict[str, Case], may_speculate: bool
     ) -> None:
-        """Ask `server` for every case that is not in the book yet."""
+        """Ask `server` for every case that is not known yet."""
         missing = {key: case for key, case in cases.items() if key not in self.answers}
         if not missing:
             return
         total = sum(c.max_new_tokens * (1 + _asked_twice(c)) for c in missing.values())
         self.display.begin("reference", total)
-        await server.client.flush()
         failures = 0
         for key, case in missing.items():
+            # A reference is computed: what an arm finds in a cache is compared with it.
+            await server.client.flush()
             try:
                 found = await self._ask(server, key, case, may_speculate)
             except (Refused, Failed) as error:
@@ -168,8 +162,8 @@ async def emptied(server: Server) -> str | None:
 class Prober:
     """Asks a few diverging cases again, alone; what came of it goes to `probes`."""
 
-    def __init__(self, book: References, judge: Judge, probes: list[Outcome]):
-        self.book, self.judge, self.probes = book, judge, probes
+    def __init__(self, references: References, judge: Judge, probes: list[Outcome]):
+        self.references, self.judge, self.probes = references, judge, probes
         self._seen: set[tuple[str, str]] = set()
 
     async def look(
@@ -192,19 +186,19 @@ class Prober:
             if (label, key) in self._seen or server.down:
                 continue
             self._seen.add((label, key))
-            self.book.display.say(f"looking closer at {key} on {label}")
+            self.references.display.say(f"looking closer at {key} on {label}")
             for name in diagnose.PROBES:
                 await self._ask(server, jobs[key], name)
             if reference is not None and not reference.down:
                 await self._ask(reference, jobs[key], diagnose.REFERENCE_AGAIN)
 
     async def _ask(self, server: Server, job: Job, name: str) -> None:
-        options = Options(top=self.book.top, stream=name == diagnose.SOLO)
+        options = Options(top=self.references.top, stream=name == diagnose.SOLO)
         await emptied(server)
         try:
-            sample, _ = await server.ask(job.case, options, self.book.reconnect_s)
+            sample, _ = await server.ask(job.case, options, self.references.reconnect_s)
         except (Refused, Failed):
             return
         outcome = self.judge(server, job, "probe", sample, probe=name)
         self.probes.append(outcome)
-        self.book.writer.outcome(outcome)
+        self.references.writer.outcome(outcome)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import orjson
 from rich.console import Console
 from rich.table import Table
@@ -23,7 +22,8 @@ from sglang_exact.verify.model import (
     VERIFIED,
 )
 from sglang_exact.verify.summary import Run
-from sglang_exact.view.output import write_atomic
+from sglang_exact.view import page
+from sglang_exact.view.output import json_bytes, write_atomic
 
 STYLES = {
     VERIFIED: "green",
@@ -35,26 +35,14 @@ STYLES = {
 }
 
 
-def json_bytes(value: Any) -> bytes:
-    """Indented JSON with a final newline."""
-    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    return orjson.dumps(value, option=options)
-
-
 def html(run: Run) -> str:
     """The page. Everything a server sent is escaped; nothing is loaded from outside."""
-    env = jinja2.Environment(
-        loader=jinja2.PackageLoader("sglang_exact.verify", ""),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    # A state is one class, not one for each of its words.
-    env.filters["word"] = lambda text: text.replace(" ", "-")
-    result = summary.to_json(run)
-    return env.get_template("report.html.j2").render(
-        result=result,
+    return page.render(
+        "sglang_exact.verify",
+        "report.html.j2",
+        # A state is one class, not one for each of its words.
+        {"word": lambda text: text.replace(" ", "-")},
+        result=summary.to_json(run),
         probes=summary.probe_rows(run),
         positions=plots.positions(run),
         curves=plots.logprob_curves(run),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sglang_exact.client import facts as server_facts
 from sglang_exact.client.answer import Sample
-from sglang_exact.verify import claims as liveness
+from sglang_exact.verify import claims
 from sglang_exact.verify.arms import (
     REFERENCE,
     RESTARTED,
@@ -18,7 +18,6 @@ from sglang_exact.verify.arms import (
     WIDTH,
 )
 from sglang_exact.verify.compare import compare, not_finite
-from sglang_exact.verify.fleet import Server, Servers
 from sglang_exact.verify.in_flight import InFlight, Neighbours, Workers
 from sglang_exact.verify.model import (
     COULD_NOT_RUN,
@@ -37,7 +36,9 @@ from sglang_exact.verify.model import (
 )
 from sglang_exact.verify.plan import Job, Plan, PlannedCheck
 from sglang_exact.verify.record import RecordLost, Writer
-from sglang_exact.verify.reference import Display, Prober, References, emptied
+from sglang_exact.verify.reference import Prober, References, emptied
+from sglang_exact.verify.servers import Server, Servers
+from sglang_exact.view.console import Display
 
 # A resumed run does not ask again what came out like this.
 FINAL = (VERIFIED, DIVERGED, NOT_OFFERED)
@@ -61,12 +62,12 @@ class RunOptions(NamedTuple):
 
 
 class Runner:
-    """Runs a plan against a fleet; `references` and `done` come from a record."""
+    """Runs a plan against servers; `references` and `done` come from a record."""
 
     def __init__(
         self,
         plan: Plan,
-        fleet: Servers,
+        servers: Servers,
         writer: Writer,
         display: Display,
         options: RunOptions,
@@ -74,9 +75,9 @@ class Runner:
         refusals: dict[str, str] | None = None,
         done: dict[str, CheckResult] | None = None,
     ):
-        self.plan, self.fleet, self.writer = plan, fleet, writer
+        self.plan, self.servers, self.writer = plan, servers, writer
         self.display, self.options = display, options
-        self.book = References(
+        self.references = References(
             references or {},
             writer,
             display,
@@ -84,13 +85,12 @@ class Runner:
             options.reconnect_s,
             refusals or {},
         )
-        self.references = self.book.answers
         self.done = dict(done or {})
         self.results: list[CheckResult] = []
         self.probes: list[Outcome] = []
         self.interrupted = False
         self.broken = ""
-        self._prober = Prober(self.book, self.outcome, self.probes)
+        self._prober = Prober(self.references, self.outcome, self.probes)
 
     async def run(self) -> None:
         """Record what the reference lacks, then run every arm in order.
@@ -119,8 +119,10 @@ class Runner:
         """Ask the reference for every case that the record does not hold yet."""
         if self.options.frozen_reference:
             return
-        server = self.fleet.reference or self.fleet.tested
-        await self.book.record(server, self.plan.cases(), self.options.self_reference)
+        server = self.servers.reference or self.servers.tested
+        await self.references.record(
+            server, self.plan.cases(), self.options.self_reference
+        )
 
     async def _arm(self, planned: PlannedCheck) -> None:
         arm = planned.arm
@@ -139,26 +141,26 @@ class Runner:
             self.writer.arm(result)
             return
         result.outcomes = self._keep(planned, before)
-        company = Neighbours(planned, self.plan, self.references)
+        neighbours = Neighbours(planned, self.plan, self.references.answers)
         restarted = None
         if arm.role == RESTARTED:
             restarted = await restart(
-                servers[0], self.fleet.tested, self.options, result, self.display
+                servers[0], self.servers.tested, self.options, result, self.display
             )
         for server in servers:
-            await self._drive(server, planned, result, company)
-        await self._judge(planned, result, servers, company, restarted)
+            await self._drive(server, planned, result, neighbours)
+        await self._judge(planned, result, servers, neighbours, restarted)
         self.writer.arm(result)
 
     def _servers(self, planned: PlannedCheck) -> list[Server]:
-        found = self.fleet.role(planned.arm.role)
+        found = self.servers.role(planned.arm.role)
         if planned.arm.role == RESTARTED and not found and self.options.restart_command:
-            return [self.fleet.tested]
+            return [self.servers.tested]
         if planned.arm.role == REFERENCE:
             if self.options.self_reference:
                 return []
             # A plain server that is tested against a record of a plain server.
-            tested = self.fleet.tested
+            tested = self.servers.tested
             if not found and tested.info.speculative() is False:
                 return [tested]
         return found
@@ -172,20 +174,20 @@ class Runner:
                     "the reference is a record; no plain server is there to be asked"
                 ]
             return [START_HINTS[planned.arm.role]]
-        return self.book.lacking(planned)
+        return self.references.lacking(planned)
 
     def _not_offered(self, planned: PlannedCheck, servers: list[Server]) -> bool:
         """Is what blocks the arm something that nobody offers, rather than a lack?"""
         if planned.arm.role == REFERENCE and not servers:
             return self.options.frozen_reference
-        optional = planned.arm.cases in liveness.OPTIONAL
-        return optional and self.book.all_refused(planned)
+        optional = planned.arm.cases in claims.OPTIONAL
+        return optional and self.references.all_refused(planned)
 
     def _keep(self, planned: PlannedCheck, before: CheckResult | None) -> list[Outcome]:
         """Answers of an interrupted run that still count.
 
-        In an arm about company the traffic is the point, so it starts afresh; one at a
-        time and the long row of repeats go on where they stopped.
+        In an arm about neighbours the traffic is the point, so it starts afresh; one
+        at a time and the long row of repeats go on where they stopped.
         """
         if before is None:
             return []
@@ -203,7 +205,7 @@ class Runner:
         server: Server,
         planned: PlannedCheck,
         result: CheckResult,
-        company: Neighbours,
+        neighbours: Neighbours,
     ) -> None:
         arm = planned.arm
         kept = {(o.server, o.index) for o in result.outcomes}
@@ -213,8 +215,10 @@ class Runner:
         if arm.flush and (problem := await emptied(server)):
             result.notes.append(problem)
         seen, counter = len(server.returns), InFlight()
-        run = Workers(self.book, self.outcome, server, planned, result, todo, counter)
-        neighbours = company.start(server, counter, self.options.reconnect_s)
+        run = Workers(
+            self.references, self.outcome, server, planned, result, todo, counter
+        )
+        started = neighbours.start(server, counter, self.options.reconnect_s)
         try:
             async with asyncio.TaskGroup() as group:
                 pause = self._stagger(planned)
@@ -223,7 +227,7 @@ class Runner:
         except* RecordLost as lost:
             raise RecordLost(str(lost.exceptions[0])) from lost
         finally:
-            await company.stop(neighbours)
+            await neighbours.stop(started)
         result.notes += server.returns[seen:]
         if note := await server.check_identity():
             result.notes.append(note)
@@ -234,7 +238,7 @@ class Runner:
         Speculation may be several times as fast as the reference was, hence the 8.
         """
         arm = planned.arm
-        known = [self.references[job.case.key()].answer for job in planned.jobs]
+        known = [self.references.answers[job.case.key()].answer for job in planned.jobs]
         fastest = min((answer.latency_s for answer in known), default=0.0)
         return min(arm.stagger_s, fastest / (8 * arm.in_flight))
 
@@ -243,7 +247,7 @@ class Runner:
     ) -> Outcome:
         """Compare one answer with its reference."""
         key = job.case.key()
-        difference = compare(sample, self.references[key].answer)
+        difference = compare(sample, self.references.answers[key].answer)
         return Outcome(
             arm=name,
             case=key,
@@ -271,50 +275,50 @@ class Runner:
         planned: PlannedCheck,
         result: CheckResult,
         servers: list[Server],
-        company: Neighbours,
+        neighbours: Neighbours,
         restarted: str | None,
     ) -> None:
         different = [o for o in result.outcomes if o.status == DIFFERENT]
-        evidence = liveness.Evidence(
+        evidence = claims.Evidence(
             planned.arm,
             result.outcomes,
-            company.outcomes,
+            neighbours.outcomes,
             [server.info for server in servers],
-            self.references,
+            self.references.answers,
             restarted,
             len(planned.jobs) * len(servers),
             self._other_widths(planned),
             {o.rid for r in self.results if r is not result for o in r.outcomes},
         )
-        claims = liveness.unmet(evidence)
+        unmet = claims.unmet(evidence)
         taint = self._not_the_release(planned, servers)
-        claims += taint
+        unmet += taint
         failed = [o for o in result.outcomes if o.status == FAILED]
         refused = [o for o in result.outcomes if o.status == REFUSED]
         said = list(dict.fromkeys(o.message for o in (*failed, *refused)))[:3]
         if different:
-            result.state, result.reasons = DIVERGED, claims
-            await self._prober.look(planned, different, servers, self.fleet.reference)
+            result.state, result.reasons = DIVERGED, unmet
+            await self._prober.look(planned, different, servers, self.servers.reference)
         elif failed:
             result.state = COULD_NOT_RUN
             result.reasons = [f"{len(failed)} requests failed", *said]
-        elif claims and (off := liveness.not_offered(evidence)) and not taint:
+        elif unmet and (off := claims.not_offered(evidence)) and not taint:
             result.state, result.reasons = NOT_OFFERED, [off]
-        elif claims:
-            result.state, result.reasons = NOT_EXERCISED, [*said, *claims]
+        elif unmet:
+            result.state, result.reasons = NOT_EXERCISED, [*said, *unmet]
         elif self.options.self_reference:
             result.state, result.reasons = NOT_EXERCISED, [SELF_REFERENCE]
         else:
             result.state = VERIFIED
-        result.notes += company.notes()
+        result.notes += neighbours.notes()
 
     def _not_the_release(
         self, planned: PlannedCheck, servers: list[Server]
     ) -> list[str]:
         """Why equal answers would not be evidence, from what the servers say."""
-        reference = self.fleet.reference
+        reference = self.servers.reference
         asked = [*servers, *([reference] if reference else [])]
-        first = self.fleet.tested.info
+        first = self.servers.tested.info
         others = servers if planned.arm.role == RESTARTED else []
         return [
             *self.options.hooks_off,
@@ -333,7 +337,7 @@ class Runner:
     def _other_widths(self, planned: PlannedCheck) -> set[int]:
         if planned.arm.role != WIDTH:
             return set()
-        tested = self.fleet.tested.label
+        tested = self.servers.tested.label
         return {
             width
             for result in self.results

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, AsyncExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +19,14 @@ from sglang_exact.verify import arms as arm_table
 from sglang_exact.verify import plan as planning
 from sglang_exact.verify import record
 from sglang_exact.verify.arms import REFERENCE
-from sglang_exact.verify.fleet import Address, Servers, connect
 from sglang_exact.verify.model import NOT_REACHED, CheckResult, Reference
 from sglang_exact.verify.plan import Plan, Settings
-from sglang_exact.verify.reference import Display
 from sglang_exact.verify.replay import check_answers, given_reference
 from sglang_exact.verify.runner import Runner, RunOptions
+from sglang_exact.verify.servers import Address, Servers, connect
 from sglang_exact.verify.summary import Run
+from sglang_exact.view.console import Display
+from sglang_exact.view.output import now
 
 DisplayFactory = Callable[[int], AbstractContextManager[Display]]
 
@@ -46,11 +46,6 @@ class Inputs(NamedTuple):
     timeout: float = 1800.0
 
 
-def now() -> str:
-    """UTC time in ISO 8601, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 async def verify(inputs: Inputs, display: DisplayFactory) -> Run:
     """Run every arm and return what a report is made from.
 
@@ -58,34 +53,34 @@ async def verify(inputs: Inputs, display: DisplayFactory) -> Run:
     (also PromptError, RecordError) if the inputs do not fit together.
     """
     async with AsyncExitStack() as stack:
-        fleet = await connect(
+        servers = await connect(
             stack,
             inputs.addresses,
             timeout=inputs.timeout,
             vocab_size=inputs.vocab_size,
         )
-        _check_reference(fleet)
+        _check_reference(servers)
         given = given_reference(inputs.reference_file)
-        plan = _plan(inputs, fleet, given)
+        plan = _plan(inputs, servers, given)
         _check_roles(inputs, plan)
-        header = _header(inputs, plan, fleet)
+        header = _header(inputs, plan, servers)
         if given is not None:
             header["reference_digest"] = _reference_digest(plan, given.references)
-        earlier = _resume(inputs, header, fleet)
+        earlier = _resume(inputs, header, servers)
         references = dict(given.references) if given else {}
         references |= earlier.references if earlier else {}
         check_answers(plan, references)
         done = {r.name: r for r in earlier.results} if earlier else {}
-        servers = [server.info for server in fleet.servers]
+        infos = [server.info for server in servers.all]
         if given is not None:
-            servers += [s for s in given.servers if s.label == REFERENCE][-1:]
-        options = _options(inputs, fleet, given, servers)
+            infos += [s for s in given.servers if s.label == REFERENCE][-1:]
+        options = _options(inputs, servers, given, infos)
         writer = stack.enter_context(
             record.Writer(inputs.output, append=earlier is not None)
         )
         writer.header(header)
-        servers = [_taken_over(earlier, info) for info in servers]
-        for info in servers:
+        infos = [_taken_over(earlier, info) for info in infos]
+        for info in infos:
             writer.server(info)
         if given is not None:
             # The report has to show them when the other record is elsewhere.
@@ -95,16 +90,18 @@ async def verify(inputs: Inputs, display: DisplayFactory) -> Run:
                     writer.reference(references[key])
         shown = stack.enter_context(display(_tokens(plan, references, done, given)))
         refusals = given.refusals if given else {}
-        runner = Runner(plan, fleet, writer, shown, options, references, refusals, done)
+        runner = Runner(
+            plan, servers, writer, shown, options, references, refusals, done
+        )
         await runner.run()
         finished = now()
         if not runner.broken:
-            writer.end(_end(finished, fleet, interrupted=runner.interrupted))
+            writer.end(_end(finished, servers, interrupted=runner.interrupted))
         probes = (earlier.probes if earlier else []) + runner.probes
         return Run(
             earlier.header if earlier else header,
-            _every_server(earlier, servers),
-            runner.references,
+            _every_server(earlier, infos),
+            runner.references.answers,
             runner.results,
             probes,
             runner.interrupted,
@@ -125,33 +122,33 @@ def _taken_over(earlier: record.Contents | None, info: ServerInfo) -> ServerInfo
 
 
 def _every_server(
-    earlier: record.Contents | None, servers: list[ServerInfo]
+    earlier: record.Contents | None, infos: list[ServerInfo]
 ) -> list[ServerInfo]:
     """Also those that answered before the run was resumed."""
-    found = [*(earlier.servers if earlier else []), *servers]
+    found = [*(earlier.servers if earlier else []), *infos]
     return list({(info.label, info.url): info for info in found}.values())
 
 
-def _changed(fleet: Servers) -> list[str]:
-    return fleet.reference.changed if fleet.reference else []
+def _changed(servers: Servers) -> list[str]:
+    return servers.reference.changed if servers.reference else []
 
 
-def _end(finished: str, fleet: Servers, *, interrupted: bool) -> dict[str, Any]:
+def _end(finished: str, servers: Servers, *, interrupted: bool) -> dict[str, Any]:
     """The last line of a record; with `changed` its answers are no reference."""
     row = {"finished": finished, "interrupted": interrupted}
-    return {**row, "changed": _changed(fleet)} if _changed(fleet) else row
+    return {**row, "changed": _changed(servers)} if _changed(servers) else row
 
 
 def _options(
     inputs: Inputs,
-    fleet: Servers,
+    servers: Servers,
     given: record.Contents | None,
-    servers: list[ServerInfo],
+    infos: list[ServerInfo],
 ) -> RunOptions:
     return inputs.options._replace(
-        self_reference=given is None and fleet.reference is None,
+        self_reference=given is None and servers.reference is None,
         frozen_reference=given is not None,
-        hooks_off=tuple(filter(None, map(server_facts.hooks_off, servers))),
+        hooks_off=tuple(filter(None, map(server_facts.hooks_off, infos))),
     )
 
 
@@ -161,38 +158,38 @@ async def record_reference(inputs: Inputs, display: DisplayFactory) -> list[str]
     A case that the server refuses with a 4xx is recorded as refused.
     """
     async with AsyncExitStack() as stack:
-        fleet = await connect(
+        servers = await connect(
             stack,
             inputs.addresses,
             timeout=inputs.timeout,
             vocab_size=inputs.vocab_size,
         )
-        _check_reference(fleet)
-        plan = _plan(inputs, fleet, None)
-        header = _header(inputs, plan, fleet)
-        earlier = _resume(inputs, header, fleet)
+        _check_reference(servers)
+        plan = _plan(inputs, servers, None)
+        header = _header(inputs, plan, servers)
+        earlier = _resume(inputs, header, servers)
         references = dict(earlier.references) if earlier else {}
         check_answers(plan, references)
         writer = stack.enter_context(
             record.Writer(inputs.output, append=earlier is not None)
         )
         writer.header(header)
-        for server in fleet.servers:
+        for server in servers.all:
             writer.server(server.info)
         missing = _missing(plan.cases(), references)
         shown = stack.enter_context(display(missing))
-        runner = Runner(plan, fleet, writer, shown, inputs.options, references)
+        runner = Runner(plan, servers, writer, shown, inputs.options, references)
         await runner.record_references()
-        writer.end(_end(now(), fleet, interrupted=False))
+        writer.end(_end(now(), servers, interrupted=False))
         # Arms of one kind are refused for one reason.
         problems = list(dict.fromkeys(p.refusal for p in plan.arms if p.refusal))
         problems += [
-            f"the server came back with another set-up: {c}" for c in _changed(fleet)
+            f"the server came back with another set-up: {c}" for c in _changed(servers)
         ]
         return problems + [
             f"{key}: {text}"
-            for key, text in runner.book.errors.items()
-            if key not in runner.book.refused
+            for key, text in runner.references.errors.items()
+            if key not in runner.references.refused
         ]
 
 
@@ -244,8 +241,8 @@ def _check_roles(inputs: Inputs, plan: Plan) -> None:
         )
 
 
-def _check_reference(fleet: Servers) -> None:
-    reference = fleet.reference
+def _check_reference(servers: Servers) -> None:
+    reference = servers.reference
     if reference is not None and reference.info.speculative():
         algorithm = reference.info.fields["speculative_algorithm"]
         raise Failed(
@@ -254,8 +251,8 @@ def _check_reference(fleet: Servers) -> None:
         )
 
 
-def _plan(inputs: Inputs, fleet: Servers, given: record.Contents | None) -> Plan:
-    infos = [server.info for server in fleet.servers]
+def _plan(inputs: Inputs, servers: Servers, given: record.Contents | None) -> Plan:
+    infos = [server.info for server in servers.all]
     needs_ids = inputs.by_ids or any(i.fields.get("skip_tokenizer_init") for i in infos)
     sizes = [i.vocab_size for i in infos if i.vocab_size is not None]
     vocab_size = min(sizes, default=None)
@@ -271,7 +268,7 @@ def _plan(inputs: Inputs, fleet: Servers, given: record.Contents | None) -> Plan
     return planning.build(inputs.settings, by_ids=needs_ids, vocab_size=vocab_size)
 
 
-def _header(inputs: Inputs, plan: Plan, fleet: Servers) -> dict[str, Any]:
+def _header(inputs: Inputs, plan: Plan, servers: Servers) -> dict[str, Any]:
     settings = inputs.settings
     return {
         "format": record.FORMAT,
@@ -292,7 +289,7 @@ def _header(inputs: Inputs, plan: Plan, fleet: Servers) -> dict[str, Any]:
         "plan": plan.digest(),
         "by_ids": plan.by_ids,
         "vocab_size": plan.vocab_size,
-        "set_up": [server_facts.set_up_digest(s.info) for s in fleet.servers],
+        "set_up": [server_facts.set_up_digest(s.info) for s in servers.all],
     }
 
 
@@ -309,7 +306,7 @@ def _shown(path: Path | None) -> str | None:
 
 
 def _resume(
-    inputs: Inputs, header: dict[str, Any], fleet: Servers
+    inputs: Inputs, header: dict[str, Any], servers: Servers
 ) -> record.Contents | None:
     if not inputs.resume or not record.is_begun(inputs.output):
         return None
@@ -327,7 +324,7 @@ def _resume(
     before = {info.label: info for info in earlier.servers}
     reasons += [
         f"{server.label}: {change}"
-        for server in fleet.servers
+        for server in servers.all
         if server.label in before
         for change in server_facts.changes(before[server.label], server.info)
     ]

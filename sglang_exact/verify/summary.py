@@ -135,7 +135,7 @@ def acceptance(outcomes: Iterable[Outcome]) -> dict[str, Any] | None:
         return None
     steps = sum(o.counters.verify or 0 for o in counted)
     ratios = [o.tokens / (o.counters.verify or 1) for o in counted]
-    width = max((o.counters.draft_tokens() or 0 for o in counted), default=0)
+    draft_tokens = max((o.counters.draft_tokens() or 0 for o in counted), default=0)
     histogram = [0] * max((len(o.counters.histogram) for o in counted), default=0)
     for o in counted:
         for place, value in enumerate(o.counters.histogram):
@@ -145,7 +145,7 @@ def acceptance(outcomes: Iterable[Outcome]) -> dict[str, Any] | None:
         "micro": sum(o.tokens for o in counted) / steps,
         "verify_steps": steps,
         "requests": len(counted),
-        "draft_tokens": width or None,
+        "draft_tokens": draft_tokens or None,
         "histogram": histogram,
     }
 

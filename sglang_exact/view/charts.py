@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 WIDTH, LEFT, RIGHT = 920, 64, 30
 TOP, HEIGHT, FOOT = 14, 300, 44
 BAR_LEFT, BAR_ROW, BAR_GAP = 250, 18, 8
+FLOOR = 1e-9
 HUES = 6
 MOST_BARS = 60
 
@@ -31,7 +32,8 @@ def ticks(limit: float, count: int = 6) -> list[float]:
 class Series(NamedTuple):
     """One curve: (x, y) points, and a text at some of them.
 
-    `style` is "line", "dashed" (a limit or a base) or "dots" (points alone).
+    `style` is "line", "curve" (without points), "dashed" (a limit or a base) or "dots"
+    (points alone).
     """
 
     name: str
@@ -41,12 +43,14 @@ class Series(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """One bar of a group; `parts` are stacked (series name, value)."""
+    """One bar of a group; `parts` are stacked (series name, value), `marks` are dots
+    on it (value, label)."""
 
     group: str
     name: str
     parts: Sequence[tuple[str, float]]
     text: str = ""
+    marks: Sequence[tuple[float, str]] = ()
 
 
 def lines(
@@ -55,8 +59,12 @@ def lines(
     x_label: str,
     y_label: str,
     log_x: bool = False,
+    log_y: bool = False,
 ) -> dict[str, Any] | None:
-    """A line plot from 0 up, None without a point; `log_x` spaces x by logarithm."""
+    """A line plot from 0 up, None without a point.
+
+    `log_x` and `log_y` space by logarithm; with `log_y` what is below FLOOR lies on it.
+    """
     points = [p for s in series for p in s.points if _finite(p)]
     if not points:
         return None
@@ -66,7 +74,7 @@ def lines(
     low, high = min(place(p[0]) for p in points), max(place(p[0]) for p in points)
     if low == high:
         low, high = low - 1, high + 1
-    top = max(p[1] for p in points) * 1.08 or 1.0
+    height, heights = _heights(max(p[1] for p in points), log_y)
     foot = HEIGHT - FOOT
 
     def x(value: float) -> float:
@@ -74,7 +82,7 @@ def lines(
         return round(LEFT + 10 + (WIDTH - LEFT - RIGHT - 20) * share, 1)
 
     def y(value: float) -> float:
-        return round(foot - (foot - TOP) * value / top, 1)
+        return round(foot - (foot - TOP) * height(value), 1)
 
     marks = (
         sorted({p[0] for p in points}) if log_x else ticks(max(p[0] for p in points))
@@ -92,9 +100,24 @@ def lines(
         "x_label": x_label,
         "y_label": y_label,
         "x_axis": [{"at": x(m), "label": f"{m:g}"} for m in marks[:16]],
-        "y_axis": [{"at": y(t), "label": f"{t:g}"} for t in ticks(top)],
+        "y_axis": [{"at": y(value), "label": text} for value, text in heights],
         "lines": [_curve(s, n, x, y) for n, s in enumerate(series)],
     }
+
+
+def _heights(
+    most: float, log: bool
+) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
+    """Where a value lies between foot (0) and top (1), and the values to be marked."""
+    if not log:
+        top = most * 1.08 or 1.0
+        return lambda value: value / top, [(t, f"{t:g}") for t in ticks(top)]
+    low, high = math.log10(FLOOR), math.log10(max(most, 1e-6))
+    marks = [(10.0**d, f"1e{d}") for d in range(-7, math.floor(high) + 1, 2)]
+    return (
+        lambda value: (math.log10(max(value, FLOOR)) - low) / (high - low),
+        [(FLOOR, "0"), *marks],
+    )
 
 
 def _finite(point: tuple[float, float]) -> bool:
@@ -118,15 +141,21 @@ def _curve(
     }
 
 
-def bars(title: str, found: Sequence[Bar], unit: str) -> dict[str, Any] | None:
-    """Horizontal bars, grouped; None without one. At most MOST_BARS are drawn."""
+def bars(
+    title: str, found: Sequence[Bar], unit: str, names: Sequence[str] = ()
+) -> dict[str, Any] | None:
+    """Horizontal bars, grouped; None without one. At most MOST_BARS are drawn.
+
+    `names` are series whose hues come first, whether they are drawn or not.
+    """
     groups = list(dict.fromkeys(b.group for b in found))
     ordered = sorted(found, key=lambda b: groups.index(b.group))
     shown = [b for b in ordered if all(_finite((v, 0)) for _, v in b.parts)][:MOST_BARS]
     if not shown:
         return None
-    limit = max(sum(max(v, 0) for _, v in b.parts) for b in shown) or 1.0
-    names = list(dict.fromkeys(name for b in shown for name, _ in b.parts))
+    ends = [sum(max(v, 0) for _, v in b.parts) for b in shown]
+    limit = max([*ends, *(at for b in shown for at, _ in b.marks)]) or 1.0
+    names = list(dict.fromkeys([*names, *(name for b in shown for name, _ in b.parts)]))
     # Room for the longest text behind its bar, at about seven units a character.
     reach = WIDTH - BAR_LEFT - max(110, 7 * max(len(b.text) for b in shown) + 12)
     drawn, group, y = [], None, TOP
@@ -153,6 +182,10 @@ def bars(title: str, found: Sequence[Bar], unit: str) -> dict[str, Any] | None:
                 "group": one.group if first else "",
                 "name": one.name,
                 "rects": rects,
+                "marks": [
+                    {"x": round(BAR_LEFT + reach * at / limit, 1), "label": label}
+                    for at, label in one.marks
+                ],
                 "end": round(BAR_LEFT + start + 6, 1),
                 "text": one.text or f"{total:,.1f}",
             }

@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import sys
 import time
+from collections.abc import Coroutine
 from types import TracebackType
+from typing import Any, Protocol, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,6 +23,28 @@ from rich.progress import (
 )
 
 LINE_EVERY_S = 30.0
+T = TypeVar("T")
+
+
+async def stoppable(work: Coroutine[Any, Any, T]) -> T:
+    """Let SIGTERM end a run as Ctrl-C does: with its partial result."""
+    task = asyncio.current_task()
+    if task is not None and sys.platform != "win32":
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await work
+
+
+class Display(Protocol):
+    """Where progress goes."""
+
+    def begin(self, name: str, tokens: int) -> None:
+        """A part with so many tokens to go begins."""
+
+    def advance(self, tokens: int) -> None:
+        """So many tokens are done."""
+
+    def say(self, text: str) -> None:
+        """One line."""
 
 
 class Silent:

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 # How a bench record, a verifier's record, a run log and kept answers begin.
 _MEASURED = (
@@ -19,8 +23,47 @@ _MEASURED = (
 _HEAD = 256
 
 
+def now() -> str:
+    """The time in UTC, ISO 8601, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def stamped(kind: str, suffix: str) -> Path:
+    """The name of a record that was given none: it carries the time, so that no record
+    is lost."""
+    stamp = now().replace("-", "").replace(":", "").partition("+")[0]
+    # Two runs may start in the same second.
+    return Path(f"sglang-exact-{kind}-{stamp}Z-{os.getpid()}{suffix}")
+
+
+def whole_lines(path: Path) -> bytes:
+    """The lines of a file without one that an interruption cut off."""
+    raw = path.read_bytes()
+    return raw[: raw.rfind(b"\n") + 1]
+
+
+def drop_cut_line(path: Path) -> None:
+    """Take a line that an interruption cut off from the end of a file."""
+    os.truncate(path, len(whole_lines(path)))
+
+
+def append(path: Path, raw: bytes) -> None:
+    """Add to a file; it is on disk when this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 class WouldBeLost(ValueError):
     """Writing a file would cost measurements; the text says which and what to do."""
+
+
+def json_bytes(value: Any) -> bytes:
+    """Indented JSON with a final newline."""
+    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    return orjson.dumps(value, option=options)
 
 
 def write_atomic(path: Path, raw: bytes) -> None:

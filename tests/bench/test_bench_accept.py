@@ -246,7 +246,8 @@ def test_figures_of_a_card(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("raw", "found"),
     [
-        ([], "found no source"),
+        ([], "found array, expected object"),
+        ({"figures": []}, "found no source"),
         ({"source": "s"}, "found no figures"),
         ({"source": "s", "figures": [{"dataset": "a"}]}, "configuration"),
         (
@@ -254,7 +255,7 @@ def test_figures_of_a_card(tmp_path: Path) -> None:
                 "source": "s",
                 "figures": [{"dataset": "a", "configuration": "b", "tok_s": "1"}],
             },
-            "wrong or unknown tok_s",
+            r"figures\[0\]\.tok_s: found str, expected float",
         ),
     ],
 )
@@ -267,7 +268,6 @@ def test_a_card_without_a_source_is_refused(
 
 def test_every_published_figure_has_a_source() -> None:
     assert all("/" in figure.source for figure in published.REPORTED)
-    assert all(figure.source for figure in published.CARD)
     assert len(published.table().rows) == len(published.REPORTED)
 
 

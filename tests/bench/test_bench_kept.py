@@ -238,7 +238,7 @@ def test_what_is_known_as_measured(name: str, tmp_path: Path) -> None:
 
 def test_an_unreachable_server_is_told_once() -> None:
     from sglang_exact.client.http import Failed
-    from sglang_exact.verify.fleet import Address, connect
+    from sglang_exact.verify.servers import Address, connect
 
     async def go() -> str:
         from contextlib import AsyncExitStack

@@ -87,7 +87,10 @@ def test_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
         ("a,b\n1,2\n", "found no run log"),
         ("no newline at all", "found no run log"),
         (",".join(Line._fields) + "\n1,2\n", "line 2: found 2 cells"),
-        (",".join(Line._fields) + "\n" + "x," * 14 + "x\n", "line 2: invalid literal"),
+        (
+            ",".join(Line._fields) + "\n" + "x," * 14 + "x\n",
+            r"line 2: \[2\]: found str, expected int",
+        ),
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, text: str, found: str) -> None:
@@ -129,8 +132,11 @@ def test_rows_of_a_leaderboard() -> None:
         "high": 60.0,
     }
     assert seven["speed_up"] == 2.5 and seven["distinct_answers"] == 2
-    assert seven["exactness"] == {"compared": 2, "ids_equal": 1}
-    assert exact == {"compared": 3, "ids_equal": 2, "plain_answers": 1}
+    found = seven["exactness"]
+    assert (found["compared"], found["ids_equal"]) == (2, 1)
+    assert found["first_difference"] == {"request": "2"}
+    counts = [exact[name] for name in ("compared", "ids_equal", "plain_answers")]
+    assert counts == [3, 2, 1]
     top = leaderboard_table.best(rows)
     assert [(r["configuration"], r["draft_length"]) for r in top] == [
         ("dflash2", 7),

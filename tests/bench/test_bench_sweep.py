@@ -68,11 +68,11 @@ def test_speed_up_acceptance_and_exactness_by_context(
     order = [(r["server"], r["length"]) for r in run["rows"]]
     assert order == [("plain", 8), ("spec", 8), ("plain", 16), ("spec", 16)]
     base, spec = run["rows"][:2]
-    assert base["exactness"] is None and base["acceptance"] is None
+    assert base["exactness"] is None and base["acceptance_length"] is None
     assert spec["requests"] == 3 and spec["decode_tok_s"]["n"] == 3
     assert spec["exactness"]["ids_equal"] == spec["exactness"]["compared"] == 3
     assert spec["exactness"]["what"] == "ids"
-    assert spec["acceptance"] > 1
+    assert spec["acceptance_length"] > 1
     assert run["exactness"]["compared"] == 5
     gains = sweep_table.speedups(run["rows"])
     wanted = spec["decode_tok_s"]["median"] / base["decode_tok_s"]["median"]
@@ -89,7 +89,7 @@ def test_another_token_shows_beside_the_speed(tmp_path: Path, program: Path) -> 
     assert code == 0, "a measurement, not a verdict"
     found = run["rows"][1]["exactness"]
     assert (found["compared"], found["ids_equal"]) == (3, 0)
-    assert found["first_difference"] == {"request": 0, "position": 5}
+    assert found["first_difference"] == {"request": "0", "position": 5}
     assert "ids equal 0/3" in out
 
 
@@ -183,7 +183,7 @@ def test_missing_parts_are_said(tmp_path: Path, program: Path) -> None:
     servers = {"plain": plain(), "spec": BenchServer()}
     code, out, err, run = run_sweep(tmp_path, program, servers, wrong="no-metrics")
     assert code == 0, err
-    assert run["rows"][1]["acceptance"] is None
+    assert run["rows"][1]["acceptance_length"] is None
     assert any("serve with --enable-metrics" in note for note in run["notes"])
     assert "--enable-metrics" in out
     code, _, err, run = run_sweep(tmp_path, program, servers, wrong="one-failed")
@@ -269,7 +269,7 @@ def test_pairing_is_by_prompt() -> None:
     found = sweep.compare(plain_, [reply("b", 3, 4), reply("a", 1, 9), reply("c", 1)])
     assert (found["compared"], found["ids_equal"]) == (2, 1)
     assert found["without_reference"] == 1
-    assert found["first_difference"] == {"request": 1, "position": 1}
+    assert found["first_difference"] == {"request": "1", "position": 1}
     shorter = sweep.compare(plain_, [reply("a", 1)])
     assert shorter["first_difference"]["position"] == 1
 

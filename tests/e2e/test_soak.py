@@ -427,7 +427,7 @@ def _report(
         "left_on_server": left,
         "plain_also_alone": len(range(0, len(requests), ALONE_EVERY)),
         "tokens": sum(len(a.ids) for a in done),
-        "tokens_per_verify": round(
+        "acceptance_length": round(
             sum(len(a.ids) for a in ended) / max(verifies, 1), 2
         ),
         "drafts_kept": any((a.acceptance_length or 0) > 1.5 for a in done),

@@ -36,16 +36,20 @@ START_S = 600.0
 """Two ranks and their launcher start at once on what cores there are."""
 PENALTY = {"frequency_penalty": 1.5}
 PROMPTS = make_prompts((9, 14, 11, 12), VOCAB)
+LONGER = make_prompts((70,), VOCAB)[0]
+"""One chunk of 64 and a tail: its prefix is kept on both ranks."""
 
 
 class Answers(NamedTuple):
     """One answer per prompt: two plain ones, one with top-k logprobs, one penalised.
 
-    `top` are the (id, logprob) pairs of each token of the third.
+    `top` are the (id, logprob) pairs of each token of the third; `again` are the two
+    answers to LONGER, of which the second began in the prefix cache.
     """
 
     all: list[Completion]
     top: list[list[tuple[int, float]]]
+    again: tuple[Completion, ...] = ()
 
 
 def ask(server: Server, logprobs: bool = True) -> Answers:
@@ -69,6 +73,13 @@ def ask(server: Server, logprobs: bool = True) -> Answers:
     return Answers(found, top)
 
 
+def ask_again(server: Server) -> tuple[Completion, ...]:
+    """LONGER computed and from the cache."""
+    found = tuple(server.generate(LONGER, TOKENS) for _ in range(2))
+    assert [x.raw["meta_info"]["cached_tokens"] for x in found] == [0, 64]
+    return found
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The target with the doubled head, and a draft."""
@@ -88,6 +99,8 @@ def serve(folder: Path, name: str, drafter: str | None = None, **env: str) -> Se
     """A server with two ranks; its oracle file is `oracle-NAME.json`."""
     # What other processes take meanwhile counts as this server's weights.
     more = ["--tp-size", "2", "--mem-fraction-static", "0.8"]
+    more += ["--mamba-radix-cache-strategy", "extra_buffer"]
+    more += ["--max-mamba-cache-size", "48"]
     if drafter:
         env[oracle.VARIABLE] = str(folder / f"oracle-{name}.json")
         oracle.write_plan(env[oracle.VARIABLE], 0.0, [])
@@ -107,7 +120,7 @@ def serve(folder: Path, name: str, drafter: str | None = None, **env: str) -> Se
 def plain(folder: Path) -> Iterator[Answers]:
     """Plain decoding under the overlay at two ranks."""
     with serve(folder, "plain") as server:
-        found = ask(server)
+        found = ask(server)._replace(again=ask_again(server))
         attested = server.info()["sglang_exact"]
     assert (attested["ranks"], attested["tp_size"]) == (2, 2)
     assert all(len(c.ids) == TOKENS for c in found.all)
@@ -156,9 +169,12 @@ def test_speculation_equals_plain(folder: Path, plain: Answers) -> None:
         rate = plan(folder, "dflash", plain)
         rate(RATE)
         found, bare = ask(server), ask(server, logprobs=False)
+        again = ask_again(server)
         rate(0.0)
         rejected = ask(server)
     assert same_bits(plain, found)
+    computed = [(c.ids, c.logprobs) for c in (*plain.again, *again)]
+    assert computed == [computed[0]] * 4
     assert kept(found) > 0
     assert same_ids(plain, bare)
     assert kept(bare) > 0

@@ -34,7 +34,7 @@ HAZARDS = (
     *("Streamed Ollama answers", "Ollama options"),
     *("Streamed and whole answers",),
     *("More than one HTTP worker", "What NGRAM drafts", "Draft trees of other"),
-    *("reserved past the end",),
+    *("reserved past the end", "A cached prefix", "prefixes of the old ones"),
 )
 """A piece of the title of each row that must be there."""
 

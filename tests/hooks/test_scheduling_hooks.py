@@ -38,6 +38,7 @@ UPDATES = {
     "live_changes": "UpdateWeightFromDiskReq",
     "live_changes_ipc": "UpdateWeightsFromIPCReq",
     "live_changes_session": "BeginWeightUpdateReq",
+    "live_changes_session_end": "EndWeightUpdateReq",
 }
 """The hooks on new weights, and the host's message of each."""
 GRID = 64
@@ -49,6 +50,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
     contents: dict[str, dict[str, Any]] = {
         "sglang.srt.managers.schedule_policy": {"AddReqResult": AddReqResult},
         "sglang.srt.managers.schedule_batch": {"FINISH_ABORT": FinishAbort},
+        "sglang.srt.mem_cache.base_prefix_cache": {"EvictParams": SimpleNamespace},
         "sglang.srt.mem_cache.allocation_sizing": {
             "get_alloc_len_per_decode": lambda: BLOCK
         },
@@ -251,9 +253,24 @@ def test_weights_stay_under_live_requests(name: str, update: str) -> None:
     (hook,) = (x.replacement for x in of(live_changes) if x.name == name)
     asked = type(f"{update}Input", (), {})()
 
-    def updater(live: list[Any], chunked: Any = None) -> Any:
+    class Tree:
+        def __init__(self, tokens: int, held: int = 0, disable: bool = False) -> None:
+            self.tokens, self.held, self.disable = tokens, held, disable
+
+        def full_evictable_size(self) -> int:
+            return self.tokens - self.held
+
+        def evict(self, params: Any) -> None:
+            self.tokens -= params.num_tokens
+
+        def total_size(self) -> tuple[int, int]:
+            return self.tokens, 0
+
+    def updater(live: list[Any], chunked: Any = None, tree: Tree | None = None) -> Any:
         scheduler = SimpleNamespace(
-            collect_inflight_reqs=lambda: set(map(_Id, live)), chunked_req=chunked
+            collect_inflight_reqs=lambda: set(map(_Id, live)),
+            chunked_req=chunked,
+            tree_cache=tree or Tree(0),
         )
         return SimpleNamespace(scheduler=scheduler)
 
@@ -262,13 +279,20 @@ def test_weights_stay_under_live_requests(name: str, update: str) -> None:
 
     ended = request()
     ended.finished = lambda: True
-    assert answer(updater([])) == "updated"
-    assert answer(updater([ended])) == "updated"
-    for target in (updater([request()]), updater([], chunked=request())):
+    tree, off = Tree(128), Tree(7, disable=True)
+    assert answer(updater([], tree=tree)) == "updated"
+    assert tree.tokens == 0
+    assert answer(updater([ended], tree=off)) == "updated"
+    assert off.tokens == 7
+    tree = Tree(128)
+    for target in (updater([request()], tree=tree), updater([], chunked=request())):
         refused = answer(target)
         assert type(refused).__name__ == f"{update}Output"
         assert refused.success is False
         assert "requests are live" in refused.message
+    assert tree.tokens == 128
+    with pytest.raises(Unsupported, match="64 tokens of the old weights"):
+        answer(updater([], tree=Tree(128, held=64)))
 
 
 class _Id:

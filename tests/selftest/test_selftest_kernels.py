@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from sglang_exact.selftest import attention as selftest_attention
 from sglang_exact.selftest import gdn as selftest_gdn
+from sglang_exact.selftest import prefix as selftest_prefix
 from sglang_exact_kernels import decode_attention
 
 TINY = selftest_gdn.Shape(2, 4, 32, 32)
@@ -117,3 +119,36 @@ def test_a_model_without_gdn_layers_is_a_reason(
     assert len(found) == (1 if tokens else 0)
     for reason in found:
         assert "a model without linear_num_key_heads, " in reason.found
+
+
+@pytest.fixture
+def fla_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLA enters the device of its tensors around a launch."""
+    null = contextlib.nullcontext
+    monkeypatch.setattr(torch.cpu, "device", lambda i=None: null(), raising=False)
+
+
+@pytest.mark.host
+@pytest.mark.usefixtures("fla_on_the_cpu")
+def test_prefix_goes_on_from_a_kept_state() -> None:
+    assert selftest_prefix.compare(TINY, 2, 1, "cpu") == []
+
+
+@pytest.mark.host
+@pytest.mark.usefixtures("fla_on_the_cpu")
+def test_prefix_names_a_state_rounded_as_the_host_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = selftest_prefix._prefill
+
+    def rounded(*args: Any, **given: Any) -> Any:
+        outputs, kept = real(*args, **given)
+        return outputs, None if kept is None else kept.bfloat16().float()
+
+    monkeypatch.setattr(selftest_prefix, "_prefill", rounded)
+    found = selftest_prefix.compare(TINY, 2, 1, "cpu")
+    assert [text.partition(":")[0] for text in found] == [
+        "kept state against that of a prompt cut there",
+        "output of the rest of the prompt",
+        "state after the rest of the prompt",
+    ]

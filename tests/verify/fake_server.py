@@ -205,13 +205,23 @@ class FakeServer:
             return list(body["input_ids"])
         return [byte % VOCAB for byte in body["text"].encode()]
 
+    def _found(self, prompt: list[int]) -> int:
+        """Tokens of the prompt that another one began with; the last is computed."""
+        same = []
+        for seen in self._seen if self.radix else ():
+            pairs = enumerate(zip(prompt, seen, strict=False))
+            shorter = min(len(prompt), len(seen))
+            same.append(next((i for i, (a, b) in pairs if a != b), shorter))
+        return min(max(same, default=0), len(prompt) - 1)
+
     def _generate(
         self, body: dict[str, Any], kinds: set[str]
     ) -> tuple[dict[str, Any], list[int]]:
         params = body["sampling_params"]
         prompt = self._context(body)
-        cached = len(prompt) - 1 if self.radix and tuple(prompt) in self._seen else 0
+        cached = self._found(prompt)
         self._seen.add(tuple(prompt))
+        forced = [int(k) for k, v in (params.get("logit_bias") or {}).items() if v > 99]
         picker = _picker({} if "only-greedy" in kinds else params, self.requests)
         # Only the last tokens count, or a long prompt would take minutes.
         context = prompt[-64:] + [len(prompt), *_altered_by(params)]
@@ -220,6 +230,9 @@ class FakeServer:
         finish: dict[str, Any] = {"type": "length", "length": params["max_new_tokens"]}
         while len(ids) < params["max_new_tokens"]:
             row = distribution(context + ids[-8:] + [len(ids)])
+            if forced:
+                others = [x for x in row if x[1] != forced[0]]
+                row = [(0.0, forced[0]), *others[: len(row) - 1]]
             token = picker(row)
             if len(ids) == self.lies.position and "wrong-token" in kinds:
                 token = row[1][1]

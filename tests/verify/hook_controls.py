@@ -223,6 +223,25 @@ CONTROLS: dict[str, Control] = {
     "live_changes_session": Control(
         ATTESTED, why="opens the update of weights from another process's GPUs"
     ),
+    "live_changes_session_end": Control(
+        ATTESTED, why="as live_changes_session, which answers first"
+    ),
+    **dict.fromkeys(
+        ("prefix_snapshot", "prefix_snapshot_asked"),
+        Control(
+            ATTESTED,
+            why="the tiny model forgets roundings: see test_rounded_state_differs",
+        ),
+    ),
+    "prefix_insert": Control(
+        ATTESTED, why="second lock behind prefix_interval: decode keeps no states"
+    ),
+    "prefix_interval": Control(
+        ATTESTED, why="prefix_insert leaves out the states that decode then keeps"
+    ),
+    "prefix_match": Control(
+        ATTESTED, why="second lock behind prefix_insert: nothing off the grid is kept"
+    ),
     "live_changes_state": Control(
         ATTESTED, why="the thresholds it guards belong to a sampler that is replaced"
     ),

@@ -27,7 +27,7 @@ from sglang_exact.rehearsal.drafters import DRAFTERS  # noqa: E402
 from sglang_exact.rehearsal.server import Server  # noqa: E402
 from sglang_exact.verify import arms as arm_table  # noqa: E402
 from sglang_exact.verify import session, summary  # noqa: E402
-from sglang_exact.verify.fleet import Address  # noqa: E402
+from sglang_exact.verify.servers import Address  # noqa: E402
 from tools.proof import (  # noqa: E402
     options,
     planted_bit,

@@ -27,8 +27,9 @@ OWN_SERVER = {"rejected", "widths", "restart"}
 
 
 def test_every_arm_is_verified_where_it_can_be(tmp_path: Path) -> None:
-    """All arms at once, with every role served."""
-    names = ",".join(arm.name for arm in arms.ARMS if arm.name != "long-128k")
+    """All arms at once, with every role served; two that need more are below."""
+    left_out = {"long-128k", "evict", "multi-turn"}
+    names = ",".join(arm.name for arm in arms.ARMS if arm.name not in left_out)
 
     async def go() -> summary.Run:
         async with (
@@ -116,15 +117,15 @@ def test_cache_that_is_off_is_not_offered(tmp_path: Path) -> None:
     run = asyncio.run(
         against(tested, tmp_path, settings("", suite="standard", tokens=32))
     )
-    assert states(run)["cached-prefix"] == "not offered"
-    named = lie(tmp_path, arms="cached-prefix", radix=False)
+    assert states(run)["warm"] == "not offered"
+    named = lie(tmp_path, arms="warm", radix=False)
     assert summary.verdict(named) == "not verified", "asked for by name"
 
 
 def test_cache_that_gives_nothing_is_not_exercised(tmp_path: Path) -> None:
     tested = FakeServer(radix=False, info={"disable_radix_cache": False})
-    run = asyncio.run(against(tested, tmp_path, settings("cached-prefix")))
-    assert states(run) == {"cached-prefix": "not exercised"}
+    run = asyncio.run(against(tested, tmp_path, settings("warm")))
+    assert states(run) == {"warm": "not exercised"}
     assert "prefix cache" in reasons(run)
 
 
@@ -361,3 +362,74 @@ def test_every_server_of_an_arm_speculates(tmp_path: Path, accept: float) -> Non
     wanted = "verified" if accept else "not exercised"
     assert states(run) == {"widths": wanted}, reasons(run)
     assert accept or "width-2: no draft was accepted" in reasons(run)
+
+
+@pytest.mark.parametrize(
+    ("arm", "changes"), [("multi-turn", {"tokens": None}), ("branch", {})]
+)
+def test_prefixes_are_found_and_compared(
+    tmp_path: Path, arm: str, changes: dict[str, Any]
+) -> None:
+    plan = settings(arm, num_prompts=8, **changes)
+    run = asyncio.run(against(FakeServer(), tmp_path, plan))
+    assert states(run) == {arm: "verified"}, reasons(run)
+    # Control: a server that finds nothing, or says that it does not look.
+    nothing = FakeServer(radix=False, info={"disable_radix_cache": False})
+    run = asyncio.run(against(nothing, tmp_path / "b", plan))
+    assert states(run) == {arm: "not exercised"}
+    assert "prompts began in the prefix cache" in reasons(run)
+    off = FakeServer(radix=False)
+    run = asyncio.run(against(off, tmp_path / "c", plan))
+    assert states(run) == {arm: "not offered"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tokens": 12}, "an answer of less than 64 tokens"),
+        ({"tokens": None, "max_prompt_tokens": 200}, "cut to the first turn"),
+    ],
+)
+def test_conversations_cut_short(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    plan = settings("multi-turn", **changes)
+    run = asyncio.run(against(FakeServer(), tmp_path, plan))
+    assert states(run) == {"multi-turn": "not exercised"}
+    assert said in reasons(run)
+
+
+def test_answers_that_no_later_prompt_holds(tmp_path: Path) -> None:
+    """A server that ignores the bias has other answers than its later prompts."""
+
+    class Ignores(FakeServer):
+        def _generate(self, body: dict[str, Any], kinds: set[str]) -> Any:
+            body["sampling_params"].pop("logit_bias", None)
+            return super()._generate(body, kinds)
+
+    async def go() -> summary.Run:
+        async with Ignores(speculative=False) as plain, Ignores() as tested:
+            given = inputs(tested, plain, tmp_path, settings("multi-turn"))
+            return await session.verify(given, silent)
+
+    run = asyncio.run(go())
+    assert states(run) == {"multi-turn": "not exercised"}
+    assert "logit_bias did not decide an answer" in reasons(run)
+
+
+def test_prefixes_that_were_evicted(tmp_path: Path) -> None:
+    class Small(FakeServer):
+        """Keeps the last three prompts."""
+
+        def _generate(self, body: dict[str, Any], kinds: set[str]) -> Any:
+            answer = super()._generate(body, kinds)
+            self.kept = [*getattr(self, "kept", []), tuple(body["input_ids"])][-3:]
+            self._seen = set(self.kept)
+            return answer
+
+    plan = settings("evict", num_prompts=6)
+    run = asyncio.run(against(Small(), tmp_path, plan))
+    assert states(run) == {"evict": "verified"}, reasons(run)
+    run = asyncio.run(against(FakeServer(), tmp_path / "b", plan))
+    assert states(run) == {"evict": "not exercised"}
+    assert "nothing was evicted" in reasons(run)

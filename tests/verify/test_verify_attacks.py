@@ -22,7 +22,7 @@ from sglang_exact.client import http as client
 from sglang_exact.client.wire import BadAnswer, parse_answer
 from sglang_exact.verify import record, session, summary
 from sglang_exact.verify.arms import REFERENCE, TESTED
-from sglang_exact.verify.fleet import Address
+from sglang_exact.verify.servers import Address
 
 BOMB = gzip.compress(b" " * 50_000_000)
 RAW = {

@@ -71,7 +71,7 @@ def test_wrong_token_without_logprobs(tmp_path: Path) -> None:
         ("stream-garbage", "streaming", "could not run", "not JSON"),
         ("error-500", "speculation", "could not run", "500: boom"),
         ("garbage", "speculation", "could not run", "not JSON"),
-        ("other-json", "speculation", "could not run", "no meta_info"),
+        ("other-json", "speculation", "could not run", "found array"),
         ("wrong-count", "speculation", "could not run", "completion_tokens is 13"),
         ("refuse", "speculation", "not exercised", "not under exact mode"),
         ("unasked-logprobs", "without-logprobs", "not exercised", "not asked for"),

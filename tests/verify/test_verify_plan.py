@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_exact.verify import arms, plan, prompts
+from sglang_exact.verify import arms, plan, prefixes, prompts
 from sglang_exact.verify.prompts import PromptError
 
 
@@ -69,7 +69,8 @@ def test_ids_are_the_same_on_every_machine() -> None:
 def test_unknown_vocabulary_blocks_only_what_needs_it() -> None:
     found = plan.build(plan.Settings(), by_ids=False, vocab_size=None)
     blocked = {p.arm.name for p in found.arms if p.refusal}
-    assert blocked == {p.arm.name for p in found.arms if p.arm.cases in arms.LONG}
+    by_ids = {*arms.LONG, *prefixes.CASES}
+    assert blocked == {p.arm.name for p in found.arms if p.arm.cases in by_ids}
     by_ids = plan.build(plan.Settings(), by_ids=True, vocab_size=None)
     assert all("--vocab-size" in p.refusal for p in by_ids.arms)
 

@@ -14,8 +14,8 @@ from verify_runs import against, inputs, reasons, settings, silent, states
 from sglang_exact.client.http import Client
 from sglang_exact.verify import record, session, summary
 from sglang_exact.verify.arms import REFERENCE, TESTED
-from sglang_exact.verify.fleet import Address
 from sglang_exact.verify.plan import build
+from sglang_exact.verify.servers import Address
 
 ARMS = "speculation,seeds,long-2k,stops"
 

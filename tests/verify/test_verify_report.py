@@ -15,7 +15,8 @@ from fake_server import FakeServer, Lies
 from rich.console import Console
 from verify_runs import against, settings
 
-from sglang_exact.verify import plots, report, summary
+from sglang_exact.verify import report, summary
+from sglang_exact.view import charts
 
 EVIL = "<script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&"
 GREEN_OR_RED = ("verified", "diverged", "not-offered")
@@ -135,9 +136,9 @@ def test_acceptance_is_macro_and_micro(tmp_path: Path) -> None:
 
 
 def test_ticks_are_round() -> None:
-    assert plots.ticks(0) == [0.0]
-    assert plots.ticks(48) == [0, 10, 20, 30, 40]
-    assert plots.ticks(4096)[-1] <= 4096
+    assert charts.ticks(0) == [0.0]
+    assert charts.ticks(48) == [0, 10, 20, 30, 40]
+    assert charts.ticks(4096)[-1] <= 4096
 
 
 @pytest.mark.slow

@@ -275,12 +275,12 @@ def test_cache_that_serves_one_prompt_of_four(tmp_path: Path) -> None:
                 self._seen |= {(n,) for n in range(5)}
             return answer
 
-    plan = settings("cached-prefix", num_prompts=4)
+    plan = settings("warm", num_prompts=4)
     run = asyncio.run(against(Forgets(), tmp_path, plan))
-    assert states(run) == {"cached-prefix": "not exercised"}
+    assert states(run) == {"warm": "not exercised"}
     assert "1 of 4 prompts asked again came from the prefix cache" in reasons(run)
     run = asyncio.run(against(FakeServer(), tmp_path / "b", plan))
-    assert states(run) == {"cached-prefix": "verified"}, reasons(run)
+    assert states(run) == {"warm": "verified"}, reasons(run)
 
 
 @pytest.mark.parametrize("width", [1, 4])

@@ -12,9 +12,9 @@ from fake_server import FakeServer, Lies
 
 from sglang_exact.verify import session, summary
 from sglang_exact.verify.arms import REFERENCE, TESTED
-from sglang_exact.verify.fleet import Address
 from sglang_exact.verify.plan import Settings
 from sglang_exact.verify.runner import RunOptions
+from sglang_exact.verify.servers import Address
 from sglang_exact.view.console import Silent
 
 FAST = RunOptions(reconnect_s=0.3, restart_timeout_s=5)

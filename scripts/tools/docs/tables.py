@@ -125,7 +125,7 @@ def request_table() -> str:
 
     rows = [
         ("full speed", requests.PARALLEL),
-        ("one token a step for this request", requests.SERIAL),
+        ("full speed; each row has what the drafts before it make", requests.FOLLOWING),
         ("refused with status 400", requests.REFUSED),
     ]
     return table(

@@ -200,6 +200,23 @@ def traffic_page() -> list[str]:
     return ["## Traffic, settings, restarts", "", text, "", *table(head, cells), ""]
 
 
+def graphs() -> str:
+    """README's line on prefill graphs, each beside the step without it."""
+    rows = [row for found in load("gpu/prefill-graphs*.json") for row in found["rows"]]
+    if not rows:
+        return ""
+    real = [r for r in rows if r["arm"] == "exact"]
+    controls = [r for r in rows if r["arm"] != "exact"]
+    buckets = max((r["buckets"] for r in real), key=len)
+    return (
+        f"Each of {len(buckets)} prefill graphs (to {max(buckets)} tokens; 4 layers) "
+        f"was held against the step without it: {sum(map(different, real))} of "
+        f"{sum(r['tally']['compared'] for r in real)} steps differ in logits, KV cache "
+        f"or states; in the controls {sum(map(different, controls))} of "
+        f"{sum(r['tally']['compared'] for r in controls)} do."
+    )
+
+
 def beside() -> str:
     """README's lines on what was run with fewer layers."""
     rows, found = traffic(), load("gpu/verify-*.json")
@@ -231,7 +248,7 @@ def beside() -> str:
         )
         planted = [r["as_expected"] for _, r in asked if r.get("planted")]
         parts[-1] += ", and the one bit that was planted." if any(planted) else "."
-    return " ".join(parts)
+    return " ".join(part for part in (*parts, graphs()) if part)
 
 
 def heading(rows: list[Row]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tools.evidence.rows import Row, load
+from tools.evidence.rows import Row, acceptance_length, load
 
 
 def table(head: str, rows: Iterable[Iterable[Any]]) -> list[str]:
@@ -50,7 +50,7 @@ def verifier_page() -> list[str]:
     for found in everything:
         cells = [
             (r["arm"], r["ask"], a["arm"], a["compared"], a["different"], a["tokens"],
-             a["tokens_per_verify"],
+             acceptance_length(a),
              r["expected"] + ", cut off" * (a["state"] == "not reached"))
             for r in found["rows"]
             for a in r["arms"]

@@ -28,11 +28,13 @@ def load(name: str) -> list[Row]:
 
 def read(row: Row) -> Row:
     """A row in one form; what it says itself stays."""
-    length = next((row[k] for k in _LENGTHS if k in row), None)
-    return {**row, "tally": _tally(row), "acceptance_length": length}
+    return {**row, "tally": _tally(row), "acceptance_length": acceptance_length(row)}
 
 
-_LENGTHS = ("acceptance_length", "accept_length", "tokens_per_verify")
+def acceptance_length(row: Mapping[str, Any]) -> float | None:
+    """Tokens per verify step, whatever a file calls it; None without."""
+    names = ("acceptance_length", "accept_length", "tokens_per_verify")
+    return next((row[name] for name in names if name in row), None)
 
 
 def _tally(row: Mapping[str, Any]) -> Row | None:

@@ -317,7 +317,7 @@ def flags(model: Path, arm: str, rehearsal: bool) -> list[str]:
         return [*words, *CPU_FLAGS, "--max-total-tokens", "2048"]
     return [
         *words, "--load-format", "dummy", "--cuda-graph-max-bs-decode", "8",
-        "--cuda-graph-max-bs-prefill", "512", "--mem-fraction-static", "0.5",
+        "--cuda-graph-max-bs-prefill", "512", "--mem-fraction-static", "0.8",
         "--max-total-tokens", "4096", "--chunked-prefill-size", "8192",
     ]  # fmt: skip
 

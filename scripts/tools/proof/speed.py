@@ -35,9 +35,8 @@ from sglang_exact.bench.cost_model import model as modelling
 from sglang_exact.bench.cost_model import tables as showing
 from sglang_exact.bench.drive import CannotRun
 from sglang_exact.bench.report import build as reporting
-from sglang_exact.bench.run import now
 from sglang_exact.bench.servers import Served
-from sglang_exact.view.output import write_atomic
+from sglang_exact.view.output import now, write_atomic
 from tools.proof import matrix
 from tools.proof import speed_arms as bench_arms
 from tools.proof import speed_books as bench_books

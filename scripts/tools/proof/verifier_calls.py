@@ -94,7 +94,7 @@ def figures(result: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "compared": arm["compared"],
                 "different": arm["different"],
                 "tokens": arm["tokens"],
-                "tokens_per_verify": round(micro, 3) if micro else None,
+                "acceptance_length": round(micro, 3) if micro else None,
                 "failure_bound": arm["failure_bound"],
                 "reasons": arm["reasons"],
                 "first_divergence": arm["first_divergence"],
@@ -131,7 +131,7 @@ def shown(row: dict[str, Any]) -> str:
     """One row in one line."""
     parts = [
         f"{a['arm']} {a['state']} {a['compared'] - a['different']}/{a['compared']}"
-        + (f" x{a['tokens_per_verify']}" if a["tokens_per_verify"] else "")
+        + (f" x{a['acceptance_length']}" if a["acceptance_length"] else "")
         for a in row["arms"]
     ]
     word = "as expected" if row["as_expected"] else "UNEXPECTED"

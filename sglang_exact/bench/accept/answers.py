@@ -7,7 +7,6 @@ outlive it, so that those of the next can be compared with them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import orjson
 from sglang_exact.bench.run import RunError
 from sglang_exact.client.answer import Sample
 from sglang_exact.verify.record import sample_from_json, sample_to_json
+from sglang_exact.view.output import append, drop_cut_line, whole_lines
 
 
 class AnswerFile:
@@ -32,9 +32,7 @@ class AnswerFile:
             self._read()
 
     def _read(self) -> None:
-        raw = self.path.read_bytes()
-        whole = raw[: raw.rfind(b"\n") + 1]
-        for number, line in enumerate(whole.splitlines(), 1):
+        for number, line in enumerate(whole_lines(self.path).splitlines(), 1):
             try:
                 row = orjson.loads(line)
                 self.of(row["dataset"])[row["request"]] = sample_from_json(
@@ -46,8 +44,7 @@ class AnswerFile:
                     "expected the file that an earlier run wrote; fix: name another "
                     "--output-file"
                 ) from error
-        if len(whole) != len(raw):
-            os.truncate(self.path, len(whole))
+        drop_cut_line(self.path)
 
     def of(self, dataset: str) -> dict[str, Sample]:
         """The answers to one data set, by request."""
@@ -69,8 +66,4 @@ class AnswerFile:
             )
             for request, sample in answers.items()
         ]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:
-            file.write(b"".join(lines))
-            file.flush()
-            os.fsync(file.fileno())
+        append(self.path, b"".join(lines))

@@ -19,11 +19,12 @@ from sglang_exact.bench import servers as serving
 from sglang_exact.bench import stats
 from sglang_exact.bench.accept.answers import AnswerFile
 from sglang_exact.bench.datasets import Dataset
-from sglang_exact.bench.drive import CannotRun, Display, Load, drive
+from sglang_exact.bench.drive import CannotRun, Load, drive
 from sglang_exact.bench.exactness import Tally, total
 from sglang_exact.bench.run import Recorder
 from sglang_exact.bench.servers import Served
 from sglang_exact.client.answer import IDS_ONLY, WITH_LOGPROBS, Answer, Request, Sample
+from sglang_exact.view.console import Display
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Book:
     tok_s: dict[int, float | None] = field(default_factory=dict)
 
 
-def check(servers: Sequence[Served], plain: str | None, plan: Plan) -> None:
+def check(servers: Sequence[Served], plan: Plan) -> None:
     """Raise CannotRun with everything that will not work, before anything is asked."""
     problems = []
     for served in servers:
@@ -78,9 +79,6 @@ def check(servers: Sequence[Served], plain: str | None, plan: Plan) -> None:
             )
     if problems:
         raise CannotRun("; ".join(problems))
-    for served in servers:
-        if served.name == plain:
-            serving.check_plain(served)
 
 
 async def measure(
@@ -97,7 +95,6 @@ async def measure(
     out from then on. Returns what went wrong on the way. Raises CannotRun where nothing
     more can be measured: without the plain server, or without any.
     """
-    check(servers, plain, plan)
     # The plain server first: speed-up and exactness are against it.
     ordered = sorted(servers, key=lambda s: s.name != plain)
     problems: list[str] = []
@@ -222,9 +219,7 @@ class Unit:
         def advance(answer: Answer) -> None:
             display.advance(plan.max_new_tokens)
 
-        flushed = await serving.flush(self.served)
-        for text in serving.not_flushed(self.served.name, flushed):
-            recorder.note(text)
+        flushed = await serving.flush(self.served, self.served.name, recorder.note)
         warm = requests[: self.concurrency]
         load = await drive(
             self.served.client, warm, self.concurrency, options=options, done=advance

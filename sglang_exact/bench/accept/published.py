@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures that others published, each with its source; nothing is estimated.
 
-CARD holds the figures of the DFlash2 model card for the accept table. It is empty: no
-copy of the card with a source that can be cited is at hand. A reader who has the card
-gives its figures as a file, see `load`.
+No copy of the DFlash2 model card with a source that can be cited is at hand: a reader
+who has the card gives its figures for the accept table as a file, see `load`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
+import msgspec
 import orjson
 
+from sglang_exact.client.typed import typed
 from sglang_exact.view.tables import MISSING, TableData, number
 
 
-class Figure(NamedTuple):
+class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One cell of a published accept table.
 
     `configuration` is matched with server names without regard to case. `tok_s` is
@@ -25,15 +26,19 @@ class Figure(NamedTuple):
     """
 
     dataset: str
-    concurrency: int | None
     configuration: str
-    tok_s: float | None
-    speed_up: float | None
-    acceptance: float | None
-    source: str
+    concurrency: int | None = None
+    tok_s: float | None = None
+    speed_up: float | None = None
+    acceptance: float | None = None
+    source: str = ""
 
 
-CARD: tuple[Figure, ...] = ()
+class Card(msgspec.Struct):
+    """The figures of one source."""
+
+    source: Annotated[str, msgspec.Meta(min_length=1)]
+    figures: list[Figure]
 
 
 class Speed(NamedTuple):
@@ -46,63 +51,18 @@ class Speed(NamedTuple):
     source: str
 
 
+_RTX6K = "github.com/local-inference-lab/rtx6kpro/issues/81"
+_MTP = "github.com/sudoingX/qwen38-mtp/pull/68"
+_MLX = "github.com/Blaizzy/mlx-vlm/pull/2140"
 REPORTED = (
-    Speed(
-        "RTX PRO 6000, FP8, DFlash2",
-        1,
-        108.75,
-        "not claimed",
-        "github.com/local-inference-lab/rtx6kpro/issues/81",
-    ),
-    Speed(
-        "RTX PRO 6000, FP8, DFlash2",
-        4,
-        390.23,
-        "not claimed",
-        "github.com/local-inference-lab/rtx6kpro/issues/81",
-    ),
-    Speed(
-        "vLLM, FP8, MTP with 3 drafts",
-        1,
-        77.8,
-        "not claimed",
-        "github.com/local-inference-lab/rtx6kpro/issues/81",
-    ),
-    Speed(
-        "vLLM, FP8, MTP with 3 drafts",
-        4,
-        292.7,
-        "not claimed",
-        "github.com/local-inference-lab/rtx6kpro/issues/81",
-    ),
-    Speed(
-        "RTX 5090, llama.cpp Q4, plain",
-        1,
-        71.9,
-        "not claimed",
-        "github.com/sudoingX/qwen38-mtp/pull/68",
-    ),
-    Speed(
-        "RTX 5090, llama.cpp Q4, MTP",
-        1,
-        170.3,
-        "not claimed",
-        "github.com/sudoingX/qwen38-mtp/pull/68",
-    ),
-    Speed(
-        "M5 Max, mlx-vlm 4-bit, DFlash2, code",
-        1,
-        63.3,
-        "ids equal 200/200",
-        "github.com/Blaizzy/mlx-vlm/pull/2140",
-    ),
-    Speed(
-        "M5 Max, mlx-vlm 4-bit, DFlash2, math",
-        1,
-        60.7,
-        "ids equal 200/200",
-        "github.com/Blaizzy/mlx-vlm/pull/2140",
-    ),
+    Speed("RTX PRO 6000, FP8, DFlash2", 1, 108.75, "not claimed", _RTX6K),
+    Speed("RTX PRO 6000, FP8, DFlash2", 4, 390.23, "not claimed", _RTX6K),
+    Speed("vLLM, FP8, MTP with 3 drafts", 1, 77.8, "not claimed", _RTX6K),
+    Speed("vLLM, FP8, MTP with 3 drafts", 4, 292.7, "not claimed", _RTX6K),
+    Speed("RTX 5090, llama.cpp Q4, plain", 1, 71.9, "not claimed", _MTP),
+    Speed("RTX 5090, llama.cpp Q4, MTP", 1, 170.3, "not claimed", _MTP),
+    Speed("M5 Max, mlx-vlm 4-bit, DFlash2, code", 1, 63.3, "ids equal 200/200", _MLX),
+    Speed("M5 Max, mlx-vlm 4-bit, DFlash2, math", 1, 60.7, "ids equal 200/200", _MLX),
 )
 """Qwen3.8-27B as its users report it, on hardware and at precisions of their own."""
 
@@ -119,39 +79,9 @@ def load(path: Path) -> tuple[Figure, ...]:
         raw = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(raw, dict) or not raw.get("source"):
-        raise ValueError(f"{path}: found no source; expected where the figures stand")
-    rows = raw.get("figures")
-    if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
-        raise ValueError(f"{path}: found no figures; expected a list of objects")
-    return tuple(_figure(row, str(raw["source"]), path) for row in rows)
-
-
-def _figure(row: dict[str, Any], source: str, path: Path) -> Figure:
-    allowed = set(Figure._fields) - {"source"}
-    wrong = [repr(key) for key in sorted(set(row) - allowed)]
-    wrong += [
-        k for k in ("dataset", "configuration") if not isinstance(row.get(k), str)
-    ]
-    wrong += [
-        key
-        for key in ("concurrency", "tok_s", "speed_up", "acceptance")
-        if type(row.get(key)) not in (int, float, type(None))
-    ]
-    if wrong:
-        raise ValueError(
-            f"{path}: found a figure with a wrong or unknown {', '.join(wrong)}; "
-            f"expected {', '.join(sorted(allowed))}"
-        )
-    return Figure(
-        row["dataset"],
-        row.get("concurrency"),
-        row["configuration"],
-        row.get("tok_s"),
-        row.get("speed_up"),
-        row.get("acceptance"),
-        source,
-    )
+    card = typed(raw, Card, lambda text: ValueError(f"{path}: {text}; fix: correct it"))
+    replace = msgspec.structs.replace
+    return tuple(replace(figure, source=card.source) for figure in card.figures)
 
 
 def cell(

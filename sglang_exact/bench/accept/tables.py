@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang_exact.bench import exactness
@@ -15,15 +15,15 @@ from sglang_exact.view import charts
 from sglang_exact.view.tables import MISSING, TableData, number
 
 Row = dict[str, Any]
+Cell = Callable[[Row | None], str]
+CardCell = Callable[[str, int, str], str]
 NO_CARD = (
     "card: no published figure with a source at hand; give those of the card with "
     "--published FILE"
 )
 
 
-def tables(
-    run: BenchRun, figures: Sequence[Figure] = published.CARD
-) -> list[TableData]:
+def tables(run: BenchRun, figures: Sequence[Figure] = ()) -> list[TableData]:
     """Speed and acceptance length, one row per data set and concurrency."""
     names = list(dict.fromkeys(row["server"] for row in run.rows))
     plain = {row["server"] for row in run.rows if row["plain"]}
@@ -31,24 +31,36 @@ def tables(
     cells = list(dict.fromkeys((r["title"], r["concurrency"]) for r in run.rows))
     found = {(r["title"], r["concurrency"], r["server"]): r for r in run.rows}
     drafting = [name for name in names if name not in plain]
-    below = _below(run, figures)
-    speed = _speed(cells, found, names, plain, figures)
-    lengths = _lengths(cells, found, drafting, figures)
-    return [
-        TableData(
-            "Throughput, output tok/s (speed-up over plain)",
-            speed[0],
-            speed[1],
-            below,
-            numbers=1,
-        ),
-        TableData(
-            "Acceptance length: mean over requests (all tokens / all verify steps)",
-            lengths[0],
-            lengths[1],
-            numbers=1,
-        ),
-    ]
+
+    def filled(title: str, of: list[str], cell: Cell, card: CardCell) -> TableData:
+        columns = ["Task", "In flight"]
+        for name in of:
+            columns += [name] if name in plain else [name, "card"]
+        table = TableData(title, tuple(columns))
+        for task, flight in cells:
+            line = [task, str(flight)]
+            for name in of:
+                row = found.get((task, flight, name))
+                line.append(cell(row))
+                if name not in plain:
+                    line.append(card(row["dataset"] if row else task, flight, name))
+            table.rows.append(tuple(line))
+        return table
+
+    speed = filled(
+        "Throughput, output tok/s (speed-up over plain)",
+        names,
+        _tok_s,
+        lambda *place: _card_speed(published.cell(figures, *place)),
+    )
+    speed.below.extend(_below(run, figures))
+    lengths = filled(
+        "Acceptance length: mean over requests (all tokens / all verify steps)",
+        drafting,
+        _length,
+        lambda data, _, name: _card_length(published.cell(figures, data, None, name)),
+    )
+    return [speed, lengths]
 
 
 def _below(run: BenchRun, figures: Sequence[Figure]) -> list[str]:
@@ -60,32 +72,7 @@ def _below(run: BenchRun, figures: Sequence[Figure]) -> list[str]:
         )
     sources = dict.fromkeys(f.source for f in figures)
     lines += [f"card: {source}" for source in sources] or [NO_CARD]
-    lines += [*run.notes, *report_runs.mixed(run)]
-    return lines + ([] if run.complete else ["not complete"])
-
-
-def _speed(
-    cells: list[tuple[str, int]],
-    found: dict[tuple[str, int, str], Row],
-    names: list[str],
-    plain: set[str],
-    figures: Sequence[Figure],
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    columns = ["Task", "In flight"]
-    for name in names:
-        columns += [name] if name in plain else [name, "card"]
-    rows = []
-    for title, concurrency in cells:
-        line = [title, str(concurrency)]
-        for name in names:
-            row = found.get((title, concurrency, name))
-            line.append(_tok_s(row))
-            if name not in plain:
-                dataset = row["dataset"] if row else title
-                figure = published.cell(figures, dataset, concurrency, name)
-                line.append(_card_speed(figure))
-        rows.append(tuple(line))
-    return tuple(columns), rows
+    return lines + report_runs.remarks(run)
 
 
 def _tok_s(row: Row | None) -> str:
@@ -111,26 +98,8 @@ def _card_speed(figure: Figure | None) -> str:
     return f"{figure.tok_s:,.1f}{speed_up}"
 
 
-def _lengths(
-    cells: list[tuple[str, int]],
-    found: dict[tuple[str, int, str], Row],
-    names: list[str],
-    figures: Sequence[Figure],
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    columns = ["Task", "In flight"]
-    for name in names:
-        columns += [name, "card"]
-    rows = []
-    for title, concurrency in cells:
-        line = [title, str(concurrency)]
-        for name in names:
-            row = found.get((title, concurrency, name))
-            line.append(_length(row))
-            dataset = row["dataset"] if row else title
-            figure = published.cell(figures, dataset, None, name)
-            line.append(number(figure.acceptance if figure else None, 2))
-        rows.append(tuple(line))
-    return tuple(columns), rows
+def _card_length(figure: Figure | None) -> str:
+    return number(figure.acceptance if figure else None, 2)
 
 
 def _length(row: Row | None) -> str:

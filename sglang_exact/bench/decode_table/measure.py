@@ -15,7 +15,7 @@ from typing import Any
 
 from sglang_exact.bench import exactness, prompts, stats
 from sglang_exact.bench import servers as serving
-from sglang_exact.bench.drive import CannotRun, Display, shorter
+from sglang_exact.bench.drive import CannotRun, shorter
 from sglang_exact.bench.exactness import Tally
 from sglang_exact.bench.run import Recorder
 from sglang_exact.bench.servers import Served
@@ -26,6 +26,7 @@ from sglang_exact.client.answer import (
     Request,
     Sample,
 )
+from sglang_exact.view.console import Display
 
 LENGTHS = (64, 2048, 131072)
 """Short, 2k and 128k."""
@@ -150,7 +151,7 @@ class Part:
         options = STREAMED_LOGPROBS if self.plan.logprobs else STREAMED
         for name, cell in self.cells.items():
             if self.plan.flush:
-                flushed = await serving.flush(cell.served)
+                flushed = await cell.served.client.flush()
                 cell.not_flushed = flushed or cell.not_flushed
             request = self._request(self.plan.max_new_tokens)
             answer = await cell.served.client.ask(request, options)
@@ -215,7 +216,6 @@ async def measure(
     `base` names the server that ratios are against. Returns what went wrong on the
     way. Raises CannotRun where nothing can be measured.
     """
-    check(servers, plan)
     problems: list[str] = []
     # Plain first in every round: its answer is what the others are compared with.
     ordered = sorted(servers, key=lambda served: served.name != plain)

@@ -25,7 +25,7 @@ COLUMNS = (
 )
 
 
-def table(run: BenchRun) -> TableData:
+def tables(run: BenchRun) -> list[TableData]:
     """Medians, lowest to highest, and the median of the ratios inside a round."""
     lines = [
         "decode tok/s: tokens after the first over the time since it; median and "
@@ -34,12 +34,10 @@ def table(run: BenchRun) -> TableData:
         *dict.fromkeys(f"prompts: {row['prompt']}" for row in run.rows),
         *_from_cache(run.rows),
         "(exact): the server attests sglang_exact",
-        *run.notes,
-        *runs.mixed(run),
-        *([] if run.complete else ["not complete"]),
+        *runs.remarks(run),
     ]
     rows = [_cells(row) for row in run.rows]
-    return TableData("Decode speed", COLUMNS, rows, lines, numbers=2)
+    return [TableData("Decode speed", COLUMNS, rows, lines, numbers=2)]
 
 
 def _ratio_of(run: BenchRun) -> str:
@@ -89,8 +87,3 @@ def speed_plot(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
             part = ((str(row["server"]), speed),)
             found.append(charts.Bar(str(context), str(row["server"]), part))
     return charts.bars("Decode speed by context", found, "tok/s, median")
-
-
-def tables(run: BenchRun) -> list[TableData]:
-    """The one table, as a list."""
-    return [table(run)]

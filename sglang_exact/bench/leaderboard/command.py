@@ -10,6 +10,7 @@ import typer
 
 from sglang_exact.bench import command as shared
 from sglang_exact.bench import servers
+from sglang_exact.bench.command import Given
 from sglang_exact.bench.drive import CannotRun
 from sglang_exact.bench.leaderboard import launch
 from sglang_exact.bench.leaderboard import measure as board
@@ -17,6 +18,7 @@ from sglang_exact.bench.leaderboard import tables as leaderboard_table
 from sglang_exact.bench.leaderboard.run_log import RunLog
 from sglang_exact.bench.run import BenchRun, Recorder
 from sglang_exact.view import files as plotting
+from sglang_exact.view.options import with_options
 from sglang_exact.view.output import check_pages
 
 Servers = Annotated[
@@ -49,18 +51,13 @@ PromptFile = Annotated[
 Csv = Annotated[
     Path, typer.Option("--csv", help="Every run; an existing file is gone on with.")
 ]
-Plot = Annotated[
-    Path | None, typer.Option("--plot", help="Speed against draft length, an image.")
-]
 StartTimeout = Annotated[
     float, typer.Option("--start-timeout", help="Seconds until a server answers.")
 ]
-Markdown = Annotated[
-    Path | None, typer.Option("--markdown", help="Write the tables here.")
-]
 
 
-def leaderboard(
+def _leaderboard(
+    given: Given,
     server: Servers = None,
     launch_command: Launch = None,
     plain: Annotated[
@@ -73,32 +70,25 @@ def leaderboard(
     prompt_file: PromptFile = None,
     seed: shared.Seed = 42,
     csv: Csv = Path("leaderboard.csv"),
-    plot: Plot = None,
-    api_key: shared.ApiKey = None,
-    label: shared.Label = "",
-    note: shared.Notes = None,
-    request_timeout: shared.Timeout = 1800.0,
     start_timeout: StartTimeout = 1800.0,
-    output_file: shared.OutputFile = None,
-    markdown: Markdown = None,
 ) -> None:
     """One prompt, every draft length, every drafter: best mean speed."""
-    path = output_file or csv.with_suffix(".json")
+    path = given.output_file or csv.with_suffix(".json")
     logs: list[RunLog] = []
-    run = BenchRun("leaderboard", label, list(note or []), command=shared.command())
+    run = BenchRun("leaderboard", given.label, list(given.note or []))
+    run.command = shared.command()
+    pages = {
+        "--output-file": None if path.exists() else path,
+        "--markdown": given.markdown,
+        "--plot": given.plot,
+    }
 
     async def work() -> list[str]:
-        check_pages(
-            {
-                "--output-file": None if path.exists() else path,
-                "--markdown": markdown,
-                "--plot": plot,
-            },
-            {"--csv": csv, "record": path if path.exists() else None},
-        )
-        if plot is not None and not plotting.available():
+        kept = {"--csv": csv, "record": path if path.exists() else None}
+        check_pages(pages, kept)
+        if given.plot is not None and not plotting.available():
             typer.echo(plotting.MISSING, err=True)
-        addresses = servers.parse(server, api_key) if server else []
+        addresses = servers.parse(server, given.api_key) if server else []
         templates = launch.parse(launch_command or [], plain)
         lengths = shared.numbers(draft_lengths, "--draft-lengths")
         everything = board.targets(addresses, templates, lengths, plain)
@@ -130,8 +120,8 @@ def leaderboard(
                 recorder,
                 display,
                 plain,
-                key=api_key,
-                timeout=request_timeout,
+                key=given.api_key,
+                timeout=given.request_timeout,
                 start_timeout=start_timeout,
             ).measure(everything)
         if not problems:
@@ -142,8 +132,10 @@ def leaderboard(
         return csv if logs and logs[0].lines else None
 
     problems = shared.execute(work(), held)
-    shared.show(leaderboard_table.tables(run), path, markdown)
+    shared.show(leaderboard_table.tables(run), path, given.markdown)
     typer.echo(f"runs: {csv}")
-    if plot is not None:
-        problems = problems + shared.draw(lambda: leaderboard_table.plot(run, plot))
+    problems = problems + shared.draw(leaderboard_table.plot, run, given.plot)
     shared.leave(problems, csv)
+
+
+leaderboard = with_options(_leaderboard, Given, without=("server", "plain", "resume"))

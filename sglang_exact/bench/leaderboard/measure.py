@@ -19,13 +19,15 @@ import orjson
 
 from sglang_exact.bench import prompts, provenance, stats
 from sglang_exact.bench import servers as serving
-from sglang_exact.bench.drive import CannotRun, Display, shorter
+from sglang_exact.bench.drive import CannotRun, shorter
 from sglang_exact.bench.leaderboard import launch
 from sglang_exact.bench.leaderboard.run_log import Line, RunLog
 from sglang_exact.bench.leaderboard.tables import summarize
-from sglang_exact.bench.run import BenchRun, Recorder, RunError, load, now
+from sglang_exact.bench.run import BenchRun, Recorder, RunError, load
 from sglang_exact.bench.servers import Address, Served
 from sglang_exact.client.answer import STREAMED, Request, Sample
+from sglang_exact.view.console import Display
+from sglang_exact.view.output import now
 
 WARM_UP_TOKENS = 64
 # What --draft-lengths changes, and so may differ inside one configuration.
@@ -182,9 +184,7 @@ class Board:
         )
         failed = 0
         for number in todo:
-            why = await serving.flush(served)
-            for text in serving.not_flushed(target.name, why):
-                self.recorder.note(text)
+            await serving.flush(served, target.name, self.recorder.note)
             answer = await served.client.ask(self._request(tokens), STREAMED)
             self.display.advance(tokens)
             wrong = answer.error or shorter(answer, tokens)
@@ -234,31 +234,31 @@ class Board:
         wrong = stats.contradictions([answer.sample])
         if wrong:
             raise CannotRun(f"server {served.name}: {wrong[0]}, nor a draft length")
-        width = answer.sample.counters.draft_tokens() or served.draft_tokens
-        if width is None:
+        draft_tokens = answer.sample.counters.draft_tokens() or served.draft_tokens
+        if draft_tokens is None:
             raise CannotRun(
                 f"server {served.name}: found neither spec_verify_ct in its answers "
                 "nor a number of draft tokens in /server_info; expected a server that "
                 "speculates"
             )
-        if target.length is not None and width - 1 != target.length:
+        if target.length is not None and draft_tokens - 1 != target.length:
             raise CannotRun(
-                f"server {served.name}: found {width - 1} drafts per verify step, "
-                f"expected {target.length}; fix: use {{draft_tokens}} for "
+                f"server {served.name}: found {draft_tokens - 1} drafts per verify "
+                f"step, expected {target.length}; fix: use {{draft_tokens}} for "
                 "--speculative-num-draft-tokens, which counts the committed token"
             )
-        return width - 1
+        return draft_tokens - 1
 
     def _remember(self, served: Served) -> None:
         run = self.recorder.run
         if not run.provenance:
             run.provenance = provenance.collect([], {"prompt": self.plan.seed})
-        name, width = served.name.partition("@")[0], served.draft_tokens
+        name, draft_tokens = served.name.partition("@")[0], served.draft_tokens
         for known in run.provenance["servers"]:
             if known["name"].partition("@")[0] != name:
                 continue
             tokens = known["speculative"].get("speculative_num_draft_tokens")
-            free = BY_LENGTH if tokens != width else ()
+            free = BY_LENGTH if tokens != draft_tokens else ()
             lines = provenance.apart(known, served.facts, free)
             if lines:
                 raise CannotRun(

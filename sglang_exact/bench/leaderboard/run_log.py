@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sglang_exact.bench.drive import CannotRun
+from sglang_exact.client.typed import typed
+from sglang_exact.view.output import append, drop_cut_line, whole_lines
 
 
 class Line(NamedTuple):
@@ -43,27 +44,10 @@ class Line(NamedTuple):
         return self.configuration, self.draft_length, self.run
 
 
-_KINDS: dict[str, Any] = {
-    **dict.fromkeys(("draft_length", "run", "tokens", "verify"), int),
-    **dict.fromkeys(
-        (
-            "wall_s",
-            "tok_s",
-            "ttft_s",
-            "decode_tok_s",
-            "acceptance_length",
-            "accepted_per_verify",
-        ),
-        float,
-    ),
-}
-_OPTIONAL = {
-    "ttft_s",
-    "decode_tok_s",
-    "verify",
-    "acceptance_length",
-    "accepted_per_verify",
-}
+_OPTIONAL = (
+    *("ttft_s", "decode_tok_s", "verify"),
+    *("acceptance_length", "accepted_per_verify"),
+)
 
 
 class RunLog:
@@ -79,13 +63,11 @@ class RunLog:
         if path.exists() and path.stat().st_size:
             self._read()
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._write(Line._fields)
 
     def _read(self) -> None:
-        raw = self.path.read_bytes()
-        whole = raw[: raw.rfind(b"\n") + 1]
-        rows = list(csv.reader(io.StringIO(whole.decode("utf-8", "replace"))))
+        text = whole_lines(self.path).decode("utf-8", "replace")
+        rows = list(csv.reader(io.StringIO(text)))
         if not rows or tuple(rows[0]) != Line._fields:
             raise CannotRun(
                 f"{self.path}: found no run log of this release; expected its header; "
@@ -99,8 +81,7 @@ class RunLog:
                     f"{self.path}: line {number}: {error}; fix: remove the line, or "
                     "name another file with --csv"
                 ) from error
-        if len(whole) != len(raw):
-            os.truncate(self.path, len(whole))
+        drop_cut_line(self.path)
 
     def append(self, line: Line) -> None:
         """Add a run; it is on disk when this returns."""
@@ -110,10 +91,7 @@ class RunLog:
     def _write(self, cells: tuple[Any, ...]) -> None:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerow(cells)
-        with self.path.open("ab") as file:
-            file.write(text.getvalue().encode())
-            file.flush()
-            os.fsync(file.fileno())
+        append(self.path, text.getvalue().encode())
 
     def done(self, configuration: str, draft_length: int) -> set[int]:
         """Numbers of the runs that are there."""
@@ -137,10 +115,6 @@ class RunLog:
 def _line(row: list[str]) -> Line:
     if len(row) != len(Line._fields):
         raise ValueError(f"found {len(row)} cells, expected {len(Line._fields)}")
-    values: list[Any] = []
-    for name, text in zip(Line._fields, row, strict=True):
-        if not text and name in _OPTIONAL:
-            values.append(None)
-        else:
-            values.append(_KINDS.get(name, str)(text))
-    return Line(*values)
+    named = dict(zip(Line._fields, row, strict=True))
+    cells = [text or (None if n in _OPTIONAL else "") for n, text in named.items()]
+    return typed(cells, Line, ValueError, strict=False)

@@ -10,6 +10,7 @@ from typing import Any
 
 from sglang_exact.bench import exactness, stats
 from sglang_exact.bench import runs as report_runs
+from sglang_exact.bench.exactness import Tally
 from sglang_exact.bench.leaderboard.run_log import Line
 from sglang_exact.bench.run import BenchRun
 from sglang_exact.view import charts
@@ -36,8 +37,7 @@ def summarize(lines: Sequence[Line], plain: str) -> tuple[list[Row], dict[str, A
         _row(key, groups[key], plain, reference, base_speed) for key in sorted(groups)
     ]
     rows.sort(key=lambda row: not row["plain"])
-    totals = _together([row for row in rows if not row["plain"]])
-    return rows, {**totals, "plain_answers": len(answers)}
+    return rows, {**exactness.total(rows), "plain_answers": len(answers)}
 
 
 def _row(
@@ -50,9 +50,14 @@ def _row(
     speed = stats.spread(line.tok_s for line in lines)
     decode = stats.spread(_known(line.decode_tok_s for line in lines))
     ttft = stats.spread(_known(line.ttft_s for line in lines))
-    equal = sum(line.ids_sha256 == reference for line in lines)
+    tally = Tally()
     # The first plain run is the reference: it is not compared with itself.
-    own = int(key[0] == plain)
+    for line in lines[int(key[0] == plain and reference is not None) :]:
+        if reference is None:
+            tally.missing.append(str(line.run))
+        else:
+            same = line.ids_sha256 == reference
+            tally.count(str(line.run), same, None if same else {})
     return {
         "configuration": key[0],
         "draft_length": key[1],
@@ -68,10 +73,7 @@ def _row(
         "acceptance_length": _mean(line.acceptance_length for line in lines),
         "accepted_per_verify": _mean(line.accepted_per_verify for line in lines),
         "distinct_answers": len({line.ids_sha256 for line in lines}),
-        "exactness": {
-            "compared": len(lines) - own if reference else 0,
-            "ids_equal": equal - own if reference else 0,
-        },
+        "exactness": tally.to_json(),
     }
 
 
@@ -116,9 +118,7 @@ def tables(run: BenchRun) -> list[TableData]:
         "first token",
         "accepted per verify: drafts kept in a verify step, of the number in `drafts`",
         *_unsteady(run),
-        *run.notes,
-        *report_runs.mixed(run),
-        *([] if run.complete else ["not complete"]),
+        *report_runs.remarks(run),
     ]
     return [
         TableData(
@@ -206,7 +206,7 @@ def _curve(axes: Any, kept: Any, name: str, rows: list[Row], colour: str) -> Non
         color=colour,
         marker="o",
         capsize=3,
-        label=f"{name}, {exactness.show(_together(rows))}",
+        label=f"{name}, {exactness.show(exactness.total(rows))}",
     )
     known = [r for r in rows if r["accepted_per_verify"] is not None]
     kept.plot(
@@ -217,14 +217,6 @@ def _curve(axes: Any, kept: Any, name: str, rows: list[Row], colour: str) -> Non
         marker="x",
         alpha=0.6,
     )
-
-
-def _together(rows: Sequence[Row]) -> dict[str, int]:
-    """The exactness of several rows as that of one."""
-    return {
-        name: sum(row["exactness"][name] for row in rows)
-        for name in ("compared", "ids_equal")
-    }
 
 
 def speed_plot(rows: Sequence[Row]) -> dict[str, Any] | None:

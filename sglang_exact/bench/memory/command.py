@@ -3,111 +3,47 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sglang_exact.bench import command as shared
 from sglang_exact.bench import provenance, servers
-from sglang_exact.bench.command import (
-    ApiKey,
-    Label,
-    Notes,
-    OutputFile,
-    Plain,
-    Servers,
-    Timeout,
-)
 from sglang_exact.bench.drive import CannotRun
 from sglang_exact.bench.memory import measure as measuring
 from sglang_exact.bench.memory.measure import Device, NoNvml
 from sglang_exact.bench.memory.tables import tables
-from sglang_exact.bench.run import BenchRun, Output, check_same_place
+from sglang_exact.bench.run import check_same_place
 from sglang_exact.bench.servers import Served
-from sglang_exact.view.output import check_pages
 
 
-def memory(
-    server: Servers = None,
-    plain: Plain = None,
+@shared.measures("memory", tables, resumes=True, request_timeout=120.0)
+async def memory(
+    job: shared.Job,
     gpu_index: Annotated[
         int | None,
         typer.Option("--gpu-index", min=0, help="The servers' GPU, if several."),
     ] = None,
-    api_key: ApiKey = None,
-    request_timeout: Timeout = 120.0,
-    label: Label = "",
-    note: Notes = None,
-    output_file: OutputFile = None,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Add a server to --output-file."),
-    ] = False,
-    markdown: Annotated[
-        Path | None, typer.Option("--markdown", help="Write the table here.")
-    ] = None,
-) -> None:
+) -> list[str]:
     """Weights, KV cache, graphs, and what a drafter takes.
 
     On one GPU, measure one server at a time and add the other with --resume: NVML does
     not say whose memory it is.
     """
-    path = shared.output_path(output_file, "memory")
-    output = Output(path, resume=resume)
-
-    async def work() -> list[str]:
-        check_pages({"--markdown": markdown}, {"--output-file": path})
-        addresses = servers.parse(server or [], api_key)
-        kept = output.earlier()
-        if kept is not None and kept.verb != "memory":
-            raise CannotRun(
-                f"--resume: found a {kept.verb} record in {path}; expected memory"
-            )
-        known = [a.name for a in addresses]
-        known += [row["server"] for row in kept.rows] if kept else []
-        base = servers.choose_plain(known, plain)
-        async with AsyncExitStack() as stack:
-            found = await servers.open_all(stack, addresses, timeout=request_timeout)
-            for one in found:
-                if one.name == base:
-                    servers.check_plain(one)
-            run, problems = await _measure(
-                found, base, kept, gpu_index, label, note or [], output
-            )
-        shared.show(tables(run), path, markdown)
-        return problems
-
-    shared.leave(shared.execute(work(), output.held), path)
-
-
-async def _measure(
-    found: list[Served],
-    base: str | None,
-    kept: BenchRun | None,
-    gpu_index: int | None,
-    label: str,
-    notes: list[str],
-    output: Output,
-) -> tuple[BenchRun, list[str]]:
+    found = await job.open()
     gpu, why = _gpu(found, gpu_index)
-    run = kept or BenchRun(
-        verb="memory",
-        label=label,
-        command=shared.command(),
-        settings={"unit": "GiB"},
-    )
-    names = {one.name for one in found}
+    notes = [*job.run.notes, *servers.setup_notes(found), *([why] if why else [])]
+    job.run.settings = {"unit": "GiB"}
+    run = job.run = job.kept or job.run
     run.complete = False
     facts = provenance.collect([one.facts for one in found])
-    check_same_place(run, facts, output.path, names)
+    check_same_place(run, facts, job.path, {one.name for one in found})
     # What an earlier call measured stays, with its set-up, until it is measured anew.
     measured = {row["server"] for row in run.rows}
     before = [s for s in run.provenance.get("servers", []) if s["name"] in measured]
     run.provenance = {**facts, "servers": before}
-    recorder = output.record(run)
-    for text in [*notes, *servers.setup_notes(found), *([why] if why else [])]:
+    recorder = job.output.record(run)
+    for text in notes:
         recorder.note(text)
     problems = []
     for one in found:
@@ -118,10 +54,8 @@ async def _measure(
             continue
         known = run.provenance["servers"]
         known[:] = [*(s for s in known if s["name"] != one.name), one.facts]
-        recorder.add(measuring.row(one, usage, one.name == base, gpu), "server")
-    if not problems:
-        recorder.finish()
-    return run, problems
+        recorder.add(measuring.row(one, usage, one.name == job.base, gpu), "server")
+    return problems
 
 
 def _gpu(found: list[Served], index: int | None) -> tuple[Device | None, str]:

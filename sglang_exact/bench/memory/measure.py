@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from sglang_exact.bench.drive import CannotRun
-from sglang_exact.bench.run import now
 from sglang_exact.bench.servers import Served
 from sglang_exact.client.http import Lost, Refused
+from sglang_exact.view.output import now
 
 GIB = 2**30
 INSTALL = "pip install nvidia-ml-py"

@@ -12,14 +12,17 @@ from sglang_exact.bench.run import BenchRun
 from sglang_exact.view import charts
 from sglang_exact.view.tables import TableData, number
 
-COMPARED = (
-    "weight_gib",
-    "kv_gib",
-    "kv_tokens",
-    "graph_gib",
-    "not_named_gib",
-    "free_at_start_gib",
-)
+IN_USE = "in_use_gib"
+FIGURES = {
+    "weights GiB": ("weight_gib", 2),
+    "KV GiB": ("kv_gib", 2),
+    "KV tokens": ("kv_tokens", 0),
+    "graphs GiB": ("graph_gib", 2),
+    "not named GiB": ("not_named_gib", 2),
+    "in use GiB (NVML)": (IN_USE, 2),
+    "free at start GiB": ("free_at_start_gib", 2),
+}
+"""Column -> what a row calls it, and its digits."""
 
 
 def overheads(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -37,8 +40,8 @@ def overheads(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if other["plain"] or base is None:
             continue
         apart: dict[str, Any] = {"server": other["server"], "base": name}
-        for key in COMPARED:
-            sides = (other[key], base[key])
+        for key, _ in FIGURES.values():
+            sides: tuple[Any, Any] = (other.get(key), base.get(key))
             apart[key] = None if None in sides else sides[0] - sides[1]
         unnamed = apart["not_named_gib"]
         drafts = unnamed is not None and other["speculative"]
@@ -54,48 +57,27 @@ def overheads(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def table(run: BenchRun) -> TableData:
+def tables(run: BenchRun) -> list[TableData]:
     """Memory by server, then what the drafter takes."""
-    columns = (
-        "server", "weights GiB", "KV GiB", "KV tokens", "graphs GiB", "not named GiB",
-        "in use GiB (NVML)", "free at start GiB",
-    )  # fmt: skip
-    data = TableData("memory: where it goes", columns)
+    data = TableData("memory: where it goes", ("server", *FIGURES))
     for found in sorted(run.rows, key=lambda r: not r["plain"]):
         nvml = found.get("nvml")
-        data.rows.append(
-            (
-                found["server"],
-                number(found["weight_gib"], 2),
-                number(found["kv_gib"], 2),
-                number(found["kv_tokens"], 0),
-                number(found["graph_gib"], 2),
-                number(found["not_named_gib"], 2),
-                number(nvml["used_gib"] if nvml else None, 2),
-                number(found["free_at_start_gib"], 2),
-            )
-        )
+        known = {**found, IN_USE: nvml["used_gib"] if nvml else None}
+        cells = (number(known[key], digits) for key, digits in FIGURES.values())
+        data.rows.append((found["server"], *cells))
     for apart in overheads(run.rows):
-        data.rows.append(
-            (
-                f"{apart['server']} - {apart['base']}",
-                _signed(apart["weight_gib"], 2),
-                _signed(apart["kv_gib"], 2),
-                _signed(apart["kv_tokens"], 0),
-                _signed(apart["graph_gib"], 2),
-                _signed(apart["not_named_gib"], 2),
-                "",
-                _signed(apart["free_at_start_gib"], 2),
-            )
+        cells = (
+            "" if key == IN_USE else _signed(apart[key], digits)
+            for key, digits in FIGURES.values()
         )
+        data.rows.append((f"{apart['server']} - {apart['base']}", *cells))
         data.below.extend(_overhead_lines(apart))
     data.below.append(
         "weights: the target's alone; not named: draft weights and KV, recurrent "
         "states, activations, the driver's own (NVML minus what the host names)"
     )
-    data.below.extend([*run.notes, *runs.mixed(run)])
-    data.below.extend([] if run.complete else ["not complete"])
-    return data
+    data.below.extend(runs.remarks(run))
+    return [data]
 
 
 def _overhead_lines(apart: Mapping[str, Any]) -> list[str]:
@@ -135,8 +117,3 @@ def memory_plot(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         for row in rows
     ]
     return charts.bars("GPU memory", [b for b in found if b.parts], "GiB")
-
-
-def tables(run: BenchRun) -> list[TableData]:
-    """The one table, as a list."""
-    return [table(run)]

@@ -217,23 +217,17 @@ async def measure(
     `answers` gets every whole answer as a JSON line. Raises CannotRun where a server
     stops answering.
     """
-    check(plan, found)
     plain: dict[str, Sample] = {}
     total = Tally()
     for served in sorted(found, key=lambda one: one.name != plan.plain):
         begin(served.name)
-        for text in servers.not_flushed(served.name, await servers.flush(served)):
-            recorder.note(text)
+        await servers.flush(served, served.name, recorder.note)
         rows = await _ask(plan, served, plain, total, recorder, answers, done)
         try:
             await _grade(plan, served, rows, grader)
         finally:
             save(recorder.run, recorder.path)
         recorder.note(_cut_note(served.name, rows))
-    if any(row["finish"] == "failed" for row in recorder.run.rows):
-        recorder.save()
-    else:
-        recorder.finish()
 
 
 def _cut_note(name: str, rows: Sequence[Mapping[str, Any]]) -> str:

@@ -137,10 +137,9 @@ def _below(
         f"{data.get('source')}: first {data.get('used')} of {data.get('rows')} rows, "
         f"sha256 {str(data.get('sha256'))[:16]}; math-verify "
         f"{run.settings.get('math_verify')}",
-        *run.notes,
-        *report_runs.mixed(run),
+        *report_runs.remarks(run),
     ]
-    return lines if run.complete else [*lines, "not complete"]
+    return lines
 
 
 def _apart_table(apart: Sequence[Mapping[str, Any]]) -> TableData:

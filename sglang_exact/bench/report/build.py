@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jinja2
-
 from sglang_exact.bench import runs as report_runs
 from sglang_exact.bench.run import BenchRun
 from sglang_exact.bench.runs import Group, Loaded
 from sglang_exact.bench.verbs import BY_NAME
 from sglang_exact.client.wire import clean
+from sglang_exact.view import page
 from sglang_exact.view.tables import TableData, escaped
 
 _CELLS = 12
@@ -178,29 +177,20 @@ def _server(server: dict[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
-def environment() -> jinja2.Environment:
-    """The templates of this package; HTML is escaped, Markdown by its own filters."""
-    env = jinja2.Environment(
-        loader=jinja2.PackageLoader("sglang_exact.bench.report", ""),
-        autoescape=lambda name: bool(name) and ".html" in str(name),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    env.filters |= {"md": escaped, "text_plot": text_plot}
-    return env
-
-
 def html(report: Report) -> str:
     """The page."""
-    template = environment().get_template("report.html.j2")
-    return template.render(report=report, provenance=provenance)
+    return _rendered(report, "report.html.j2")
 
 
 def markdown(report: Report) -> str:
     """The same as Markdown; plots are drawn in text."""
-    template = environment().get_template("report.md.j2")
-    return template.render(report=report, provenance=provenance)
+    return _rendered(report, "report.md.j2")
+
+
+def _rendered(report: Report, template: str) -> str:
+    filters = {"md": escaped, "text_plot": text_plot}
+    values = {"report": report, "provenance": provenance}
+    return page.render("sglang_exact.bench.report", template, filters, **values)
 
 
 def text_plot(plot: dict[str, Any]) -> str:

@@ -11,8 +11,7 @@ import typer
 from sglang_exact.bench import command as shared
 from sglang_exact.bench import runs as report_runs
 from sglang_exact.bench.report import build as reporting
-from sglang_exact.bench.run import now
-from sglang_exact.view.output import WouldBeLost, check_pages, write_atomic
+from sglang_exact.view.output import WouldBeLost, check_pages, now, write_atomic
 
 
 def report(

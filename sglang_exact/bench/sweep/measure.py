@@ -16,7 +16,8 @@ from typing import Any
 
 from sglang_exact.bench import provenance, servers
 from sglang_exact.bench.drive import CannotRun
-from sglang_exact.bench.run import Recorder, now
+from sglang_exact.bench.exactness import Tally, total
+from sglang_exact.bench.run import Recorder
 from sglang_exact.bench.servers import Served
 from sglang_exact.bench.stats import spread
 from sglang_exact.bench.sweep import aiperf
@@ -24,6 +25,7 @@ from sglang_exact.bench.sweep import exports as aiperf_exports
 from sglang_exact.bench.sweep.aiperf import Shape, Target
 from sglang_exact.bench.sweep.exports import Reply, Result
 from sglang_exact.bench.sweep.tables import decode_median, exact_cell
+from sglang_exact.view.output import now
 from sglang_exact.view.tables import number
 
 SHAPES = (
@@ -163,7 +165,6 @@ async def measure(
 
     Raises CannotRun when aiperf fails; what was measured is in the record.
     """
-    check(plan, found)
     run = recorder.run
     done = {(row["server"], row["length"]) for row in run.rows}
     todo = [(s, f) for s in plan.shapes for f in _plain_first(plan, found)]
@@ -179,8 +180,7 @@ async def measure(
         words = aiperf.command(plan.program, where, shape, plan.seed, folder)
         # A run that was cut off leaves exports that would be read as this one's.
         shutil.rmtree(folder, ignore_errors=True)
-        for text in servers.not_flushed(served.name, await servers.flush(served)):
-            recorder.note(text)
+        await servers.flush(served, served.name, recorder.note)
         await aiperf.run(words, folder, where.tokenizer)
         result = aiperf_exports.read(folder)
         row = _row(plan, served, shape, result, words)
@@ -192,10 +192,6 @@ async def measure(
         say(f"    {_brief(row)}")
         _complain(row, shape, result, served, recorder)
     run.exactness = totals(run.rows)
-    if failures(run.rows):
-        recorder.save()
-    else:
-        recorder.finish()
 
 
 def _plain_first(plan: Plan, found: Sequence[Served]) -> list[Served]:
@@ -226,7 +222,7 @@ def _row(
         "latency_ms": latency.to_json() if latency else None,
         "output_tok_s": result.output_tok_s,
         # As in the host: tokens over verify steps, the prefill's token included.
-        "acceptance": tokens / steps if steps and tokens else None,
+        "acceptance_length": tokens / steps if steps and tokens else None,
         "plain": served.name == plan.plain,
         "measured": now(),
         "command": provenance.scrub_words(words),
@@ -254,32 +250,21 @@ def compare(
     `asked` is how many there should be: one that is missing was not compared.
     """
     known = {reply.prompt: reply for reply in plain}
-    compared = equal = 0
-    by_ids = True
-    first: dict[str, Any] | None = None
+    tally, by_ids = Tally(), True
     for place, reply in enumerate(other):
         want = known.get(reply.prompt)
         if want is None:
+            tally.missing.append(reply.prompt)
             continue
-        compared += 1
-        ids = want.ids is not None and reply.ids is not None
-        by_ids = by_ids and ids
         sides: tuple[Sequence[Any], Sequence[Any]] = (want.text, reply.text)
         if want.ids is not None and reply.ids is not None:
             sides = (want.ids, reply.ids)
+        else:
+            by_ids = False
         same = sides[0] == sides[1]
-        equal += same
-        if not same and first is None:
-            first = {"request": place, "position": _part(*sides)}
-    return {
-        "compared": compared,
-        "ids_equal": equal,
-        "what": "ids" if by_ids else "text",
-        "logprobs_compared": 0,
-        "logprobs_equal": 0,
-        "first_difference": first,
-        "without_reference": max(len(other), asked) - compared,
-    }
+        tally.count(str(place), same, None if same else {"position": _part(*sides)})
+    tally.missing += ["not answered"] * (asked - len(other))
+    return tally.to_json() | {"what": "ids" if by_ids else "text"}
 
 
 def _part(one: Sequence[Any], other: Sequence[Any]) -> int:
@@ -315,7 +300,7 @@ def _complain(
             )
         elif row[key] != length:
             recorder.note(f"{name}, {length}: mean {key.upper()} is {row[key]:g}")
-    if served.info.speculative() and row["acceptance"] is None:
+    if served.info.speculative() and row["acceptance_length"] is None:
         recorder.note(
             f"{name}: no acceptance length: found no spec_verify_calls counter in "
             "/metrics; fix: serve with --enable-metrics"
@@ -333,13 +318,8 @@ def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The exactness of all rows together."""
-    found = [row["exactness"] for row in rows if row.get("exactness")]
-    keys = ("compared", "ids_equal", "logprobs_compared", "logprobs_equal")
-    return {
-        **{key: sum(f[key] for f in found) for key in keys},
-        "without_reference": sum(f["without_reference"] for f in found),
-        "what": "text" if any(f["what"] == "text" for f in found) else "ids",
-    }
+    texts = [r["exactness"]["what"] == "text" for r in rows if r.get("exactness")]
+    return total(rows) | {"what": "text" if any(texts) else "ids"}
 
 
 def _brief(row: Mapping[str, Any]) -> str:

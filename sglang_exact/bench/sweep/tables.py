@@ -40,11 +40,10 @@ def speedups(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], float |
 
 def decode_median(row: Mapping[str, Any]) -> float | None:
     """Median decode tok/s of a row."""
-    found = row.get("decode_tok_s")
-    return found.get("median") if isinstance(found, dict) else None
+    return stats.middle(row, "decode_tok_s")
 
 
-def table(run: BenchRun) -> TableData:
+def tables(run: BenchRun) -> list[TableData]:
     """The sweep as a table: one row per length and server."""
     gains = speedups(run.rows)
     columns = (
@@ -65,7 +64,7 @@ def table(run: BenchRun) -> TableData:
                 number(decode.get("high")),
                 number(ttft),
                 "base" if row.get("plain") else number(gains.get(place), 2, "x"),
-                number(row.get("acceptance"), 2),
+                number(row.get("acceptance_length", row.get("acceptance")), 2),
                 str(row["requests"]),
                 "reference" if row.get("plain") else exact_cell(row.get("exactness")),
             )
@@ -82,9 +81,8 @@ def table(run: BenchRun) -> TableData:
         )
     if run.settings.get("plain") is None:
         data.below.append("no plain server: neither speed-up nor exactness")
-    data.below.extend([*run.notes, *report_runs.mixed(run)])
-    data.below.extend([] if run.complete else ["not complete"])
-    return data
+    data.below.extend(report_runs.remarks(run))
+    return [data]
 
 
 def plot(run: BenchRun, path: Path) -> None:
@@ -121,27 +119,15 @@ def plot(run: BenchRun, path: Path) -> None:
 
 def speed_plot(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Decode speed over context."""
-    base = {
-        r["length"]: stats.middle(r, "decode_tok_s") for r in rows if r.get("plain")
-    }
+    gains = speedups(rows)
     series = []
     for name, own in stats.by(rows, "server").items():
-        known = [r for r in own if stats.middle(r, "decode_tok_s")]
-        known.sort(key=lambda r: r["length"])
-        gains = []
-        for row in known:
-            plain = base.get(row["length"])
-            gain = stats.middle(row, "decode_tok_s")
-            shown = not row.get("plain") and plain and gain
-            gains.append(f"{gain / plain:.2f}x" if shown and gain and plain else "")
-        points = [(r["length"], stats.middle(r, "decode_tok_s") or 0.0) for r in known]
-        series.append(charts.Series(name, points, texts=gains))
+        known = sorted((r for r in own if decode_median(r)), key=lambda r: r["length"])
+        points = [(r["length"], decode_median(r) or 0.0) for r in known]
+        found = [gains.get((name, r["length"])) for r in known]
+        texts = ["" if gain is None else f"{gain:.2f}x" for gain in found]
+        series.append(charts.Series(name, points, texts=texts))
     title = "Decode speed over context, speed-up over plain at each point"
     return charts.lines(
         title, series, "ISL = OSL, tokens", "decode tok/s, median", log_x=True
     )
-
-
-def tables(run: BenchRun) -> list[TableData]:
-    """The one table, as a list."""
-    return [table(run)]

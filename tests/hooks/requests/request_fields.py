@@ -32,7 +32,7 @@ SAMPLING = frozenset(
     )
 )
 """Becomes sampling parameters (classified one by one in `hooks/requests.py`), a custom
-logit processor, or a grammar: such a request takes one token a step."""
+logit processor, or a grammar."""
 
 OUTPUT = frozenset(
     (

@@ -80,11 +80,11 @@ class UntilEnd:
         return 2 in self.seen
 
 
-def _under_a_grammar(stream: list[int], speculative: bool, early: bool) -> Any:
-    """Ids and reason of a request that ignores end tokens, one token a step.
+def _under_a_grammar(blocks: list[list[int]], early: bool) -> Any:
+    """Ids and reason of a request that ignores end tokens, `blocks` at a time.
 
-    Plain decoding checks a token, then advances the grammar; speculation advances
-    first, and with `early` already for the token of the prefill.
+    Speculation advances the grammar first, with `early` already for the token of the
+    prefill, which is a block of its own.
     """
     req = byte_request(ignore_eos=True)
     req.grammar = UntilEnd()
@@ -92,46 +92,77 @@ def _under_a_grammar(stream: list[int], speculative: bool, early: bool) -> Any:
     processor._accept_grammar_tokens = lambda *a: _processor()._accept_grammar_tokens(
         processor, *a
     )
-    for i, token in enumerate(stream):
-        first = speculative and (i > 0 or early)
+    for i, block in enumerate(blocks):
+        first = i > 0 or early
         if first:
             mode = SimpleNamespace(
                 is_decode=lambda i=i: i > 0, is_extend=lambda i=i: i == 0
             )
             result = SimpleNamespace(
                 grammar_advanced=False,
+                grammar_retained_tokens=None,
                 copy_done=None,
-                next_token_ids=torch.tensor([token]),
-                accept_lens=torch.tensor([1]),
-                speculative_output_stride=1,
+                next_token_ids=torch.tensor(block),
+                accept_lens=torch.tensor([len(block)]),
+                speculative_output_stride=len(block),
             )
             batch = SimpleNamespace(reqs=[req], has_grammar=True, forward_mode=mode)
             _processor().advance_grammar_fsm(processor, result, batch)
-        req.output_ids.append(token)
-        req.update_finish_state()
+            block = (result.grammar_retained_tokens or [block])[0]
+        req.output_ids.extend(block)
+        req.update_finish_state(len(block))
         if not first:
-            req.grammar.accept_token(token)
+            req.grammar.accept_token(block[0])
         if req.finished():
             break
+    return _answer(req)
+
+
+def _plain_under_a_grammar(stream: list[int]) -> Any:
+    """Plain decoding checks a token, then advances the grammar."""
+    req = byte_request(ignore_eos=True)
+    req.grammar = UntilEnd()
+    for token in stream:
+        req.output_ids.append(token)
+        req.update_finish_state()
+        req.grammar.accept_token(token)
+        if req.finished():
+            break
+    return _answer(req)
+
+
+def _answer(req: Any) -> Any:
     reason = req.finished_reason and json.dumps(req.finished_reason.to_json())
-    return list(req.output_ids), reason
+    length = len(req.output_ids) if req.finished_len is None else req.finished_len
+    return list(req.output_ids)[:length], reason
 
 
-def _grammar_differences() -> list[Any]:
-    streams = ([70, 2, 71, 72], [2, 70, 71, 72], [70, 2, 2, 72], [70] * 9)
+def _grammar_differences(width: int) -> list[Any]:
+    """Streams, cut into blocks in every way, that do not end as in plain decoding."""
+    streams = (
+        *([70, 2, 71, 72], [2, 70, 71, 72], [70, 2, 2, 72], [70] * 9),
+        *([70, 71, 72, 2, 73, 74], [70, 71, 2], [70, 71, 72, 73, 74, 75, 2, 76, 77]),
+    )
     return [
-        (stream, early)
+        (stream, sizes, early)
         for stream in streams
+        for sizes in cuts_of(len(stream) - 1, width)
         for early in (False, True)
-        if _under_a_grammar(stream, True, early)
-        != _under_a_grammar(stream, False, False)
+        if _under_a_grammar(_blocks(stream, sizes), early)
+        != _plain_under_a_grammar(stream)
     ]
 
 
+def _blocks(stream: list[int], sizes: list[int]) -> list[list[int]]:
+    rest = iter(stream)
+    return [[next(rest) for _ in range(size)] for size in (1, *sizes)]
+
+
 def test_a_grammar_ends_where_it_does_in_plain_decoding() -> None:
-    assert _grammar_differences() == []
+    assert _grammar_differences(4) == []
 
 
 def test_control_host_ends_a_grammar_one_token_early() -> None:
     with stock(_processor(), "advance_grammar_fsm"):
-        assert len(_grammar_differences()) >= 3
+        assert len(_grammar_differences(1)) >= 3
+        assert len(_grammar_differences(4)) >= 20

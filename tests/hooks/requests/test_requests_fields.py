@@ -22,7 +22,7 @@ def test_every_sampling_parameter_is_classified() -> None:
     """A new field of the host turns this red until somebody says what it does."""
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    groups = (requests.PARALLEL, requests.SERIAL, requests.REFUSED)
+    groups = (requests.PARALLEL, requests.FOLLOWING, requests.REFUSED)
     known = frozenset().union(*groups)
     assert sum(map(len, groups)) == len(known)
     assert known == set(SamplingParams.__struct_fields__)
@@ -97,20 +97,13 @@ def test_refused_fields_are_refused_one_by_one() -> None:
         assert len(requests.request_reasons(req)) == 1, name
 
 
-def test_serial_parameters_make_a_request_serial() -> None:
-    values = {
-        "frequency_penalty": 0.5,
-        "presence_penalty": -0.5,
-        "repetition_penalty": 1.2,
-        "min_new_tokens": 1,
-    }
-    for name in requests.SERIAL:
-        req = make_request(**({name: values[name]} if name in values else {}))
-        if name not in values:
-            req.grammar = object()
-        assert requests.is_serial(req), name
+def test_custom_processors_alone_make_a_request_serial() -> None:
+    for given in ({"frequency_penalty": 0.5}, {"min_new_tokens": 1}, {"top_p": 0.5}):
+        assert not requests.is_serial(make_request(**given)), given
+    req = make_request()
+    req.grammar = object()
+    assert not requests.is_serial(req)
     assert requests.is_serial(make_request(processor="text"))
-    assert not requests.is_serial(make_request(logit_bias={"3": 1.0}, top_p=0.5))
 
 
 def test_refusals_name_every_reason() -> None:

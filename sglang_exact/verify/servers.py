@@ -109,10 +109,10 @@ class Servers:
     """Every server of the run, by role."""
 
     def __init__(self, servers: list[Server]):
-        self.servers = servers
+        self.all = servers
 
     def role(self, role: str) -> list[Server]:
-        return [server for server in self.servers if server.role == role]
+        return [server for server in self.all if server.role == role]
 
     @property
     def tested(self) -> Server:
