@@ -205,7 +205,8 @@ def test_missing_packages_come_under_a_constraint(built: Build, tmp_path: Path) 
     base = base_image(tmp_path / "base")
     site = site_packages(base)
     (site / "host.pth").unlink()
-    for name in ("packaging", "rich", "aiohttp", "orjson", "jinja2", "click"):
+    have = ("packaging", "rich", "aiohttp", "orjson", "jinja2", "msgspec", "click")
+    for name in have:
         distribution(site, name, {"jinja2": "3.1.6", "orjson": "3.13"}.get(name, "24"))
     shutil.copytree(Path(__import__("packaging").__file__).parent, site / "packaging")
     for version, needs in (("0.20", "click<25"), ("0.21", "click>=25")):

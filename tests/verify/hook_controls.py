@@ -301,6 +301,7 @@ CONTROLS: dict[str, Control] = {
         DIVERGED, ("frequency",), drafter=None, server="overlap"
     ),
     "penalties_count": Control(DIVERGED, ("frequency",)),
+    "penalties_emitted": Control(DIVERGED, ("two-penalties",)),
     "sampling_greedy_ids": Control(
         COULD_NOT_RUN,
         ("greedy-a",),
