@@ -20,18 +20,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-LIBRARIES = (
-    *("torch", "torch._dynamo", "torch._inductor.compile_fx", "fastapi", "uvicorn"),
-    *("transformers.models.auto.modeling_auto", "openai.types.responses", "aiohttp"),
-    *("compressed_tensors", "xgrammar", "triton", "IPython", "requests"),
-)
+from sglang_exact.rehearsal import spares
+from sglang_exact.rehearsal.environment import environment
+
 FIXED = ("TRITON_INTERPRET", "SGLANG_USE_CPU_ENGINE", "HF_HUB_OFFLINE")
 """Read while libraries are imported, so equal in every process of a rehearsal."""
 MOST = 200_000
@@ -97,8 +94,6 @@ def _heard(here: socket.socket, timeout: float | None = None) -> int:
 @functools.cache
 def _nursery() -> tuple[socket.socket, dict[str, str]]:
     """Our end of the line to the process that forks, and its variables."""
-    from sglang_exact.rehearsal.environment import environment
-
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     usual = environment()
     subprocess.Popen(
@@ -113,10 +108,7 @@ def _nursery() -> tuple[socket.socket, dict[str, str]]:
 
 def _serve(line: socket.socket) -> None:
     """Fork for each request until nobody is left to ask."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for name in LIBRARIES:
-            importlib.import_module(name)
+    spares.import_libraries()
     own = {str(Path(__file__).parent), *os.environ["PYTHONPATH"].split(os.pathsep)}
     installed = [path for path in sys.path if path not in own]
     while True:
@@ -154,7 +146,7 @@ def _become(
     sys.path[:] = [*paths, *installed]
     sys.modules["__main__"] = ModuleType("__main__")
     importlib.invalidate_caches()
-    _exit(_status(how, words, first))
+    spares.leave(_status(how, words, first))
 
 
 def _status(how: str, words: list[str], first: str) -> int:
@@ -181,15 +173,6 @@ def _status(how: str, words: list[str], first: str) -> int:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         return 1
     return 0
-
-
-def _exit(status: int) -> NoReturn:
-    """What Python does at its end; nothing of the process before the fork runs."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -35,10 +35,11 @@ def install() -> None:
     _installed = True
     if importlib.util.find_spec("sglang") is None:
         return
-    from sglang_exact.rehearsal import host_mends, import_hook, stubs
+    from sglang_exact.rehearsal import host_mends, import_hook, spares, stubs
 
     stubs.install()
     import_hook.install(host_mends.mends())
+    spares.install()
 
 
 _installed = False

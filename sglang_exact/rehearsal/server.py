@@ -14,6 +14,7 @@ from typing import Any
 
 from sglang_exact.client.blocking import Client
 from sglang_exact.client.process import Process, free_port
+from sglang_exact.rehearsal import spares
 from sglang_exact.rehearsal.drafters import draft_flags as draft_flags
 from sglang_exact.rehearsal.environment import environment
 
@@ -112,7 +113,10 @@ class Server:
 
     def environment(self) -> dict[str, str]:
         """Environment of the server process."""
-        env = environment() if self.device == "cpu" else dict(os.environ)
+        env = dict(os.environ)
+        if self.device == "cpu":
+            # A rank or two, and the detokenizer.
+            env = environment() | {spares.VARIABLE: "3"}
         if self.mode == "plugin":
             env["SGLANG_EXACT_ENABLE"] = "1"
         for name, value in self.env.items():
