@@ -13,7 +13,6 @@ import functools
 import importlib
 import json
 import os
-import random
 import runpy
 import signal
 import socket
@@ -23,7 +22,6 @@ import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 from sglang_exact.rehearsal import spares
@@ -133,10 +131,7 @@ def _become(
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    os.environ.clear()
-    os.environ.update(asked["env"])
-    os.chdir(asked["cwd"])
-    random.seed()
+    spares.take_over(asked)
     how, *words = asked["words"]
     while how == "-W":
         warnings.simplefilter(words[0])  # type: ignore[arg-type]
@@ -144,7 +139,6 @@ def _become(
     first = {"-m": asked["cwd"], "-c": ""}.get(how, str(Path(how).parent))
     paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     sys.path[:] = [*paths, *installed]
-    sys.modules["__main__"] = ModuleType("__main__")
     importlib.invalidate_caches()
     spares.leave(_status(how, words, first))
 

@@ -104,12 +104,8 @@ def _become(asked: dict[str, Any], files: Sequence[int]) -> NoReturn:
     for file, number in zip(moved, asked["files"], strict=True):
         os.dup2(file, number)
         os.close(file)
-    os.environ.clear()
-    os.environ.update(asked["env"])
-    os.chdir(asked["cwd"])
-    random.seed()
+    take_over(asked)
     sys.argv[:] = ["-c", "--multiprocessing-fork"]
-    sys.modules["__main__"] = ModuleType("__main__")
     runpy.run_path(str(_SITE))
     status: object = 0
     given = re.findall(r"(\w+)=(\d+)", asked["call"])
@@ -118,6 +114,15 @@ def _become(asked: dict[str, Any], files: Sequence[int]) -> NoReturn:
     except SystemExit as left:
         status = left.code
     leave(status if isinstance(status, int) else int(status is not None))
+
+
+def take_over(asked: dict[str, Any]) -> None:
+    """Variables, folder and main module of a process that begins."""
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    os.chdir(asked["cwd"])
+    random.seed()
+    sys.modules["__main__"] = ModuleType("__main__")
 
 
 def leave(status: int) -> NoReturn:
