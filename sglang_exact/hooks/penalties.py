@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
 _PENALIZERS = "sglang.srt.sampling.penaltylib"
+_NGRAM = "sglang.srt.speculative.ngram_worker.NGRAMWorker"
 _MOVING = (
     "cumulated_frequency_penalties",
     "cumulated_presence_penalties",
@@ -220,6 +221,27 @@ def take_last_result(self: Any, running_batch: Any, last_batch: Any) -> None:
         batch, result = self.result_queue.popleft()
         self.process_batch_result(batch, result)
     self.last_batch = None
+
+
+@hook(
+    "sglang.srt.managers.schedule_batch.ScheduleBatch.grammar_needs_sync",
+    "AFTER",
+    name="penalties_ngram",
+    relies_on=(
+        f"{_NGRAM}._prepare_draft_tokens",
+        f"{_NGRAM}._update_ngram_corpus",
+        f"{HOST_SCHEDULER}.is_disable_overlap_for_batch",
+    ),
+)
+def results_are_in(result: bool, self: Any) -> bool:
+    """After ScheduleBatch.grammar_needs_sync: whether no result of this batch waits.
+
+    NGRAM asks this before it adds the last block to the tokens of a request. Where
+    `take_last_result` took it, the block would stand there twice.
+    """
+    return result or (
+        self.spec_algorithm.is_ngram() and any(map(needs_last_token, self.reqs))
+    )
 
 
 @hook(

@@ -300,6 +300,12 @@ CONTROLS: dict[str, Control] = {
     "penalties_last_token": Control(
         DIVERGED, ("frequency",), drafter=None, server="overlap"
     ),
+    "penalties_ngram": Control(
+        ATTESTED,
+        drafter="ngram",
+        server="overlap",
+        why="it moves drafts, and they are verified",
+    ),
     "penalties_count": Control(DIVERGED, ("frequency",)),
     "penalties_emitted": Control(DIVERGED, ("two-penalties",)),
     "sampling_greedy_ids": Control(

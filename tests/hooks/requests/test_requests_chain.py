@@ -309,3 +309,69 @@ def test_other_drafters_may_not_branch() -> None:
 
     assert served(1, 4)
     assert not served(2, 4) and not served(1, 3) and not served(-1, 4)
+
+
+def _asked_of_the_trie(requests: list[Any]) -> list[list[int]]:
+    """What NGRAM looks up with overlap, where the last block was [8, 9]."""
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.speculative.ngram_worker import NGRAMWorker
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    asked: list[list[int]] = []
+
+    def get(ids: list[str], tokens: list[list[int]], lengths: list[int]) -> Any:
+        asked.extend(tokens)
+        mask = np.tril(np.ones((2, 2), np.int64))
+        return np.zeros(len(ids) * 2, np.int64), np.tile(mask.ravel(), len(ids))
+
+    batch = object.__new__(ScheduleBatch)
+    batch.reqs, batch.has_grammar = requests, False
+    batch.spec_algorithm = SpeculativeAlgorithm.NGRAM
+    batch.spec_info = SimpleNamespace(
+        accept_tokens=torch.tensor([8, 9] * len(requests)),
+        accept_lens=torch.tensor([2] * len(requests)),
+    )
+    worker = SimpleNamespace(
+        draft_token_num=2,
+        enable_overlap=True,
+        max_trie_depth=DEPTH,
+        ngram_corpus=SimpleNamespace(synchronize=lambda: None, batch_get=get),
+        _efficient_concat_last_n=lambda a, b, n: [*a, *b][-n:],
+    )
+    NGRAMWorker._prepare_draft_tokens(worker, batch)
+    return asked
+
+
+def _request(known: list[int], **sampling: float) -> Any:
+    params = {
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "min_new_tokens": 0,
+    }
+    return SimpleNamespace(
+        rid="a",
+        origin_input_ids_unpadded=[1, 2],
+        output_ids=known,
+        custom_logit_processor=None,
+        sampling_params=SimpleNamespace(**(params | sampling)),
+    )
+
+
+def test_ngram_looks_up_every_token_once() -> None:
+    # The last result of a request with penalties is taken before the next step.
+    counted = _request([7, 8, 9], frequency_penalty=0.5)
+    assert _asked_of_the_trie([counted]) == [[1, 2, 7, 8, 9]]
+    # Of others it waits.
+    assert _asked_of_the_trie([_request([7])]) == [[1, 2, 7, 8, 9]]
+
+
+def test_control_the_host_looks_up_the_last_block_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+    host = ScheduleBatch.grammar_needs_sync.__wrapped__
+    monkeypatch.setattr(ScheduleBatch, "grammar_needs_sync", host)
+    counted = _request([7, 8, 9], frequency_penalty=0.5)
+    assert _asked_of_the_trie([counted]) == [[2, 7, 8, 9, 8, 9]]
