@@ -153,7 +153,7 @@ def show_help() -> None:
 
 def serve(argv: list[str], check_only: bool) -> None:
     """Load the plugins, resolve the arguments, and run the host's server."""
-    from sglang_exact import gate, hooks
+    from sglang_exact import caches, gate, hooks
     from sglang_exact.hooks import registered
 
     try:
@@ -181,6 +181,9 @@ def serve(argv: list[str], check_only: bool) -> None:
         server_args.check_server_args()
         sys.stdout.write("sglang_exact: this setup can be served exactly\n")
         return
+    text = caches.notice(os.environ)
+    if text and not registered.read().settings.rehearsal:
+        sys.stderr.write(f"{text}\n")
     try:
         run_server(server_args)
     except Refused as refusal:

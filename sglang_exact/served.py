@@ -15,6 +15,7 @@ KERNELS = "sglang_exact_kernels"
 # Modules and packages of sglang_exact; a package stands for everything in it.
 NAMES = (
     "attestation",
+    "caches",
     "gate",
     "hooks",
     "host",

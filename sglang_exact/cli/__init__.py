@@ -18,6 +18,7 @@ import typer
 COMMANDS = {
     "doctor": "sglang_exact.cli.doctor",
     "env": "sglang_exact.cli.env",
+    "warm": "sglang_exact.cli.warm",
     "verify": "sglang_exact.verify.command",
     "record": "sglang_exact.verify.command",
     "report": "sglang_exact.verify.command",

@@ -78,6 +78,11 @@ class Process:
                 start_new_session=True,
             )
 
+    @property
+    def session(self) -> int:
+        """Id of the process session that it and all it starts are in."""
+        return self._process.pid
+
     def status(self) -> int | None:
         """Its exit status, None while it runs."""
         return self._process.poll()

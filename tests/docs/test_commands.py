@@ -201,6 +201,9 @@ def unknown_flags(command: Command) -> list[str]:
     if where is None:
         return []
     known = set(re.findall(r"--[a-z0-9][a-z0-9-]*", help_of(*where)))
+    if "--" in command.words:
+        # What follows are flags of a server.
+        where, known = (MODULES[0],), {*known, "--"}
     if where[-1] in MODULES:
         known |= {"--exact", "--exact-check", "--exact-allow-unpinned-host"}
         known |= set(re.findall(r"--[a-z0-9][a-z0-9-]*", _host_help()))
