@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from sglang_exact_kernels import arch
 from sglang_exact_kernels import decode_attention as module
 from sglang_exact_kernels.decode_attention import (
     decode_attention,
@@ -224,6 +225,21 @@ def test_verify_comparison_can_fail(device: torch.device) -> None:
     out = case.verify()
     wrong = case._replace(q=case.q.flip(1)).decode([(0, 0), (1, 0)])
     assert different_elements(out[:, 1], wrong) > 0
+
+
+@pytest.mark.usefixtures("short_tiers")
+@pytest.mark.parametrize("lengths", [[0, 63, 130, 700], [1300, 5, 390, 390, 900]])
+def test_number_of_programs_does_not_change_bits(
+    device: torch.device, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Every piece is computed once, whoever it is dealt to: what is left out is NaN.
+    case = make_case(SMALL, lengths, 2, device, seed=11)
+    found = []
+    for count in (1, 2, 5, 13, 64):
+        monkeypatch.setattr(arch, "multiprocessors", lambda _, n=count: n)
+        found.append(case.verify())
+    assert not found[0].isnan().any()
+    assert all(different_elements(found[0], other) == 0 for other in found[1:])
 
 
 @pytest.mark.usefixtures("short_tiers")
