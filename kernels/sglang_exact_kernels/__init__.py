@@ -4,6 +4,7 @@
 | module | what it is for |
 |---|---|
 | gdn_verify | the gated delta rule over a block of drafts, with decode's bits |
+| gdn_commit | the states after the accepted part of a block |
 | decode_attention, decode_attention_kernels | attention of decode and verify rows |
 | prefill_attention, prefill_attention_kernels | attention of prompts, however cut |
 | prefill_attention_sm90 | the same on a copy of the keys, in Gluon |

@@ -35,7 +35,7 @@ def _dealt(items, lack, PIECES: tl.constexpr):
     """How `items` are dealt where programs from `lack` on got one piece less before.
 
     Each of those takes PIECES first; 0 for `lack`: all are even. Returns how many items
-    make up for it in all, how many of them are this program's, and its part of the rest.
+    make up for it in all, how many this program takes of them, and its part of the rest
     """
     pid, programs = tl.program_id(0), tl.num_programs(0)
     made_up = tl.where(lack > 0, tl.minimum(PIECES * (programs - lack), items), 0)

@@ -7,7 +7,9 @@ For token t of a request, per value head (state h is [V, K], fp32):
     g     = -exp(A_log) * softplus(a + dt_bias);  beta = sigmoid(b) in b's dtype
     h     = h * exp(g);  u = (v - h @ k) * beta;  h = h + u k^T;  o = h @ q
 
-The state stays in registers over the block and every step's state is stored once.
+The state stays in registers over the block. Kept of a token is what its step does to
+the state: u, k and exp(g) in fp32. From them `gdn_commit` makes the state after any of
+the tokens, by the same two operations an element.
 
 Reduction order: that of the host's packed decode kernel, instruction for instruction. A
 row of h lies across the lanes of one warp, 4 neighbouring columns a lane; at K = 128 a
@@ -30,7 +32,7 @@ import triton.language as tl
 
 from sglang_exact_kernels import arch, checks
 
-__all__ = ["gdn_verify"]
+__all__ = ["gdn_verify", "record_width"]
 
 # Value rows per program. 8 splits one request of the 27B shape (48 heads, V = 128) into
 # 768 warps, about one per warp scheduler of an sm90 or sm120 card; 32, the decode
@@ -56,19 +58,19 @@ def _gdn_verify_kernel(
     dt_bias,  # [HV]
     out,  # [bs * T, HV, V]
     states,  # [slots, HV, V, K] fp32
-    inter,  # [rows, steps, HV, V, K] fp32
+    records,  # [rows, steps, HV * V + H * K + HV] fp32
     cache_indices,  # [bs]
-    inter_indices,  # [bs]
+    record_rows,  # [bs]
     scale,
     T,
     stride_qkv_tok: tl.constexpr,
     stride_a_tok: tl.constexpr,
     stride_b_tok: tl.constexpr,
     stride_state_slot: tl.constexpr,
-    stride_inter_row: tl.constexpr,
-    stride_inter_step: tl.constexpr,
+    stride_record_row: tl.constexpr,
+    stride_record_step: tl.constexpr,
     stride_cache_idx: tl.constexpr,
-    stride_inter_idx: tl.constexpr,
+    stride_row_idx: tl.constexpr,
     H: tl.constexpr,
     HV: tl.constexpr,
     K: tl.constexpr,
@@ -87,7 +89,7 @@ def _gdn_verify_kernel(
     mask_h = mask_v[:, None] & (offs_k < K)[None, :]
 
     slot = tl.load(cache_indices + i_n * stride_cache_idx).to(tl.int64)
-    row = tl.load(inter_indices + i_n * stride_inter_idx).to(tl.int64)
+    row = tl.load(record_rows + i_n * stride_row_idx).to(tl.int64)
     first = i_n.to(tl.int64) * T
     p_out = out + (first * HV + i_hv) * V + offs_v
 
@@ -100,7 +102,7 @@ def _gdn_verify_kernel(
 
     offs_h = i_hv * V * K + offs_v[:, None] * K + offs_k[None, :]
     h = tl.load(states + slot * stride_state_slot + offs_h, mask=mask_h, other=0)
-    p_inter = inter + row * stride_inter_row + offs_h
+    p_record = records + row * stride_record_row
     p_qkv = mixed_qkv + first * stride_qkv_tok
     p_a = a + first * stride_a_tok + i_hv
     p_b = b + first * stride_b_tok + i_hv
@@ -144,15 +146,24 @@ def _gdn_verify_kernel(
         g = -tl.exp(A_log_val) * softplus
         beta = tl.sigmoid(b_val).to(b.dtype.element_ty).to(tl.float32)
 
-        h *= tl.exp(g)
+        decay = tl.exp(g)
+        h *= decay
         v -= tl.sum(h * k[None, :], 1)
         v *= beta
         h += v[:, None] * k[None, :]
         o = tl.sum(h * q[None, :], 1)
         tl.store(p_out, o.to(out.dtype.element_ty), mask=mask_v)
-        tl.store(p_inter, h, mask=mask_h)
+        tl.store(p_record + i_hv * V + offs_v, v, mask=mask_v)
+        # Each program of a group has the same k; all of them write it.
+        tl.store(p_record + (HV * V + i_h * K + offs_k), k)
+        tl.store(p_record + (HV * V + H * K + i_hv), decay)
         p_out += HV * V
-        p_inter += stride_inter_step
+        p_record += stride_record_step
+
+
+def record_width(num_k_heads: int, HV: int, K: int, V: int) -> int:
+    """Floats that are kept of a token: u [HV, V], k [num_k_heads, K], exp(g) [HV]."""
+    return HV * V + num_k_heads * K + HV
 
 
 class _Call(NamedTuple):
@@ -163,13 +174,13 @@ class _Call(NamedTuple):
     dt_bias: torch.Tensor
     ssm_states: torch.Tensor
     cache_indices: torch.Tensor
-    intermediate_states: torch.Tensor
-    intermediate_indices: torch.Tensor
+    records: torch.Tensor
+    record_rows: torch.Tensor
     out: torch.Tensor | None
 
 
-_ROWS, _STATES = ("mixed_qkv", "a", "b"), ("ssm_states", "intermediate_states")
-_DIMS = {**dict.fromkeys(_ROWS, 2), "ssm_states": 4, "intermediate_states": 5}
+_ROWS, _STATES = ("mixed_qkv", "a", "b"), ("ssm_states", "records")
+_DIMS = {**dict.fromkeys(_ROWS, 2), "ssm_states": 4, "records": 3}
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -194,7 +205,7 @@ def _shape_reasons(call: _Call, T: int, H: int) -> list[str]:
     """Shapes and strides of tensors whose dimensions are as they should be."""
     bs = call.cache_indices.numel()
     _, HV, V, K = call.ssm_states.shape
-    rows, steps = call.intermediate_states.shape[:2]
+    rows, steps = call.records.shape[:2]
     inner = (V * K, K, 1)
     shapes = {
         "mixed_qkv": (bs * T, 2 * H * K + HV * V),
@@ -203,13 +214,13 @@ def _shape_reasons(call: _Call, T: int, H: int) -> list[str]:
         "A_log": (HV,),
         "dt_bias": (HV,),
         "cache_indices": (bs,),
-        "intermediate_indices": (bs,),
-        "intermediate_states": (rows, steps, HV, V, K),
+        "record_rows": (bs,),
+        "records": (rows, steps, record_width(H, HV, K, V)),
     }
     contiguous = [("A_log", call.A_log), ("dt_bias", call.dt_bias)]
     expected = [
         ("ssm_states inner strides", call.ssm_states.stride()[1:], inner),
-        ("intermediate inner strides", call.intermediate_states.stride()[2:], inner),
+        ("records last stride", call.records.stride(2), 1),
         ("HV % num_k_heads", HV % H, 0),
     ]
     if K not in _HEAD_K_DIMS:
@@ -223,15 +234,15 @@ def _shape_reasons(call: _Call, T: int, H: int) -> list[str]:
         (f"{n} shape", tuple(given[n].shape), want) for n, want in shapes.items()
     ]
     expected += [(f"{n} contiguous", t.is_contiguous(), True) for n, t in contiguous]
-    steps_reasons = checks.outside([("intermediate_states steps", steps, T, None)])
+    steps_reasons = checks.outside([("records steps", steps, T, None)])
     return checks.mismatches(expected) + steps_reasons
 
 
 def _check(call: _Call, T: int, num_k_heads: int) -> None:
     """Raise ValueError with every reason why this call is refused."""
     reasons = _layout_reasons(call, T, num_k_heads)
-    dims = (call.ssm_states.ndim, call.intermediate_states.ndim)
-    if dims == (4, 5) and T >= 1 and num_k_heads >= 1:
+    dims = (call.ssm_states.ndim, call.records.ndim)
+    if dims == (4, 3) and T >= 1 and num_k_heads >= 1:
         reasons += _shape_reasons(call, T, num_k_heads)
     checks.refuse("gdn_verify", reasons)
 
@@ -245,14 +256,14 @@ def gdn_verify(
     *,
     ssm_states: torch.Tensor,
     cache_indices: torch.Tensor,
-    intermediate_states: torch.Tensor,
-    intermediate_indices: torch.Tensor,
+    records: torch.Tensor,
+    record_rows: torch.Tensor,
     num_draft_tokens: int,
     num_k_heads: int,
     scale: float,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Gated delta rule of `num_draft_tokens` tokens per request, states kept per step.
+    """Gated delta rule of `num_draft_tokens` tokens per request, each step recorded.
 
     mixed_qkv            [bs * T, 2 * num_k_heads * K + HV * V], q | k | v, rows 16-byte
                          aligned, any row stride
@@ -260,9 +271,9 @@ def gdn_verify(
     A_log, dt_bias       [HV]
     ssm_states           [slots, HV, V, K] fp32, read only
     cache_indices        [bs] slot of each request; negative marks a padding row
-    intermediate_states  [rows, steps >= T, HV, V, K] fp32; row
-                         intermediate_indices[r], step t receives request r's state
-                         after draft token t
+    records              [rows, steps >= T, record_width(...)] fp32; row record_rows[r],
+                         step t receives what draft token t of request r adds to the
+                         state: u [HV, V], k [H, K], exp(g) [HV]
     Returns [1, bs * T, HV, V] in mixed_qkv's dtype (`out` if given). Padding rows give
     zeros and store nothing. Raises ValueError, before any launch, with every reason why
     the call is refused. No host synchronisation; allocates nothing but the output.
@@ -275,8 +286,8 @@ def gdn_verify(
         dt_bias,
         ssm_states,
         cache_indices,
-        intermediate_states,
-        intermediate_indices,
+        records,
+        record_rows,
         out,
     )
     _check(call, num_draft_tokens, num_k_heads)
@@ -299,19 +310,19 @@ def _launch(call: _Call, T: int, num_k_heads: int, scale: float) -> None:
         call.dt_bias,
         call.out,
         call.ssm_states,
-        call.intermediate_states,
+        call.records,
         call.cache_indices,
-        call.intermediate_indices,
+        call.record_rows,
         scale,
         T,
         stride_qkv_tok=call.mixed_qkv.stride(0),
         stride_a_tok=call.a.stride(0),
         stride_b_tok=call.b.stride(0),
         stride_state_slot=call.ssm_states.stride(0),
-        stride_inter_row=call.intermediate_states.stride(0),
-        stride_inter_step=call.intermediate_states.stride(1),
+        stride_record_row=call.records.stride(0),
+        stride_record_step=call.records.stride(1),
         stride_cache_idx=call.cache_indices.stride(0),
-        stride_inter_idx=call.intermediate_indices.stride(0),
+        stride_row_idx=call.record_rows.stride(0),
         H=num_k_heads,
         HV=HV,
         K=K,

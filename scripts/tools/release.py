@@ -44,6 +44,7 @@ NEEDED = (
     "sglang_exact/bench/report/report.html.j2",
     "sglang_exact/bench/report/report.md.j2",
     "sglang_exact/rehearsal/site/sitecustomize.py",
+    "sglang_exact_kernels/gdn_commit.py",
     "sglang_exact_kernels/gdn_verify.py",
 )
 BACKEND = (

@@ -6,8 +6,8 @@ Why: the host verifies a block with another recurrence kernel than it decodes wi
     against fla/fused_recurrent.py:187): other tile and reduction axis, the q/k norm
     with two roundings, beta not rounded to bf16. The states part at the first token.
 What: one launch per layer that applies the decode kernel's operations, in its
-    order, once per draft position; the state stays in registers and every step's
-    state goes to the host's intermediate buffer, from which the host commits.
+    order, once per draft position; the state stays in registers, and what each step
+    did to it is recorded for the commit (`gdn_commit`).
 Scope: target_verify of linear chains, float32 state. Trees and other state dtypes
     are refused.
 Retire when: the host verifies GDN with decode arithmetic.
@@ -61,7 +61,7 @@ def packed_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tenso
 def _check(
     q: torch.Tensor,
     ssm_states: torch.Tensor,
-    intermediate: torch.Tensor,
+    records: torch.Tensor,
     cache_steps: int,
     retrieve_parent_token: torch.Tensor | None,
 ) -> None:
@@ -70,17 +70,22 @@ def _check(
     found = []
     if retrieve_parent_token is not None:
         found.append("a draft tree (retrieve_parent_token is set), expected a chain")
-    for name, tensor in (("state", ssm_states), ("intermediate state", intermediate)):
+    for name, tensor in (("state", ssm_states), ("records", records)):
         if tensor.dtype != torch.float32:
-            found.append(f"{name} dtype {tensor.dtype}, expected torch.float32")
+            found.append(f"{name} of {tensor.dtype}, expected torch.float32")
+    if records.ndim != 3:
+        found.append(
+            f"a buffer of states {tuple(records.shape)}, expected records of "
+            "[requests, draft_tokens, width]"
+        )
     if q.shape[0] != 1 or cache_steps <= 0 or q.shape[1] % cache_steps:
         found.append(
             f"q of shape {tuple(q.shape)} with {cache_steps} draft tokens, expected "
             "[1, bs * draft_tokens, H, K]"
         )
-    elif intermediate.shape[1] < cache_steps:
+    elif records.shape[1] < cache_steps:
         found.append(
-            f"room for {intermediate.shape[1]} steps, expected at least {cache_steps}"
+            f"room for {records.shape[1]} steps, expected at least {cache_steps}"
         )
     if found:
         raise Unsupported(
@@ -149,8 +154,8 @@ def target_verify(
         dt_bias,
         ssm_states=ssm_states,
         cache_indices=cache_indices[:bs],
-        intermediate_states=intermediate_states_buffer,
-        intermediate_indices=intermediate_state_indices[:bs],
+        records=intermediate_states_buffer,
+        record_rows=intermediate_state_indices[:bs],
         num_draft_tokens=cache_steps,
         num_k_heads=q.shape[2],
         scale=q.shape[3] ** -0.5,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Self-test: GDN verify against the host's decode kernel, step by step, on the GPU."""
+"""Self-test: GDN verify and commit against the host's decode kernel, on the GPU."""
 
 from __future__ import annotations
 
@@ -103,19 +103,43 @@ def _step_by_step(data: dict[str, Any], states: Any, bs: int, steps: int) -> Any
     return torch.stack(outputs, 1).reshape(bs * steps, hv, v), torch.stack(kept, 1)
 
 
-def compare(shape: Shape, bs: int, steps: int, seed: int, device: str) -> list[str]:
-    """Differences, as text, between gdn_verify and T decode steps; empty if equal."""
+def _committed(states: Any, records: Any) -> Any:
+    """States [bs, steps, HV, V, K] after each accepted length, by `gdn_commit`."""
     import torch
 
-    from sglang_exact_kernels.gdn_verify import gdn_verify
+    from sglang_exact_kernels.gdn_commit import gdn_commit
+
+    bs, steps = records.shape[:2]
+    rows = torch.arange(bs, dtype=torch.int32, device=states.device)
+    kept = []
+    for step in range(steps):
+        pool = states.clone()
+        last = torch.full_like(rows, step)
+        gdn_commit(
+            pool[None],
+            records[None],
+            cache_indices=rows,
+            record_rows=rows,
+            last_steps=last,
+        )
+        kept.append(pool)
+    return torch.stack(kept, 1)
+
+
+def compare(shape: Shape, bs: int, steps: int, seed: int, device: str) -> list[str]:
+    """Where verify and commit differ from T decode steps, as text; empty if equal."""
+    import torch
+
+    from sglang_exact_kernels.gdn_verify import gdn_verify, record_width
 
     h, hv, k, v = shape
+    width = record_width(h, hv, k, v)
     found = []
     for gates in GATE_RANGES:
         data = _inputs(shape, bs * steps, gates, seed, device)
         generator = torch.Generator(device=device).manual_seed(seed + 1)
         states = torch.randn((bs, hv, v, k), generator=generator, device=device)
-        inter = torch.full((bs, steps, hv, v, k), float("nan"), device=device)
+        records = torch.full((bs, steps, width), float("nan"), device=device)
         indices = torch.arange(bs, dtype=torch.int32, device=device)
         out = gdn_verify(
             data["mixed_qkv"],
@@ -125,8 +149,8 @@ def compare(shape: Shape, bs: int, steps: int, seed: int, device: str) -> list[s
             data["dt_bias"],
             ssm_states=states,
             cache_indices=indices,
-            intermediate_states=inter,
-            intermediate_indices=indices,
+            records=records,
+            record_rows=indices,
             num_draft_tokens=steps,
             num_k_heads=h,
             scale=k**-0.5,
@@ -134,7 +158,7 @@ def compare(shape: Shape, bs: int, steps: int, seed: int, device: str) -> list[s
         want_out, want_states = _step_by_step(data, states, bs, steps)
         for name, ours, theirs, kind in (
             ("output", out.reshape(want_out.shape), want_out, torch.int16),
-            ("state", inter, want_states, torch.int32),
+            ("state", _committed(states, records), want_states, torch.int32),
         ):
             differing = int((ours.view(kind) != theirs.view(kind)).sum())
             if differing:

@@ -183,6 +183,11 @@ class _Machine:
         self.write(ins.operands[0], x, ins.predicate)
 
     def _arithmetic(self, op: str, ins: Instruction) -> None:
+        if ins.op == "MOV.64":
+            pairs = [self.destinations(o, 2) for o in ins.operands[:2]]
+            for name, source in zip(*pairs, strict=False):
+                self.write(name, self.value(source), ins.predicate)
+            return
         sources = [o for o in ins.operands[1:] if not re.match(r"^U?P(\d|T)$", o)]
         if op in ("FSEL", "SEL"):
             sources = list(ins.operands[1:])
@@ -293,11 +298,16 @@ def _packed_halves(values: list[Expr]) -> Expr:
     return ("imm", "0" if value == 0 else repr(value))
 
 
-def stored_values(sass: str) -> list[Counter[Expr]]:
+State = list[tuple[Expr, int]]
+"""Values that a thread keeps from one pass to the next, with their place in a load."""
+
+
+def stored_values(sass: str, carried: State | None = None) -> list[Counter[Expr]]:
     """Expressions that one thread stores, one multiset per pass of the main loop.
 
     A kernel without a loop gives one multiset; a kernel with one gives two (the loop
-    body entered from above, then from below).
+    body entered from above, then from below). `carried` is the state of a kernel that
+    does not store it, as another one's `stored_state`.
     """
     program = parse(sass)
     machine = _Machine()
@@ -313,6 +323,7 @@ def stored_values(sass: str) -> list[Counter[Expr]]:
                 if followed:
                     return passes
                 followed = True
+                machine.state += carried or []
                 _reload_state(machine)
                 at = goal
                 continue
@@ -322,6 +333,17 @@ def stored_values(sass: str) -> list[Counter[Expr]]:
         at += 1
     passes.append(Counter(machine.stores))
     return passes
+
+
+def stored_state(sass: str) -> State:
+    """What a kernel without a loop stores as its state."""
+    machine = _Machine()
+    for ins in parse(sass).instructions:
+        if ins.op == "EXIT" and ins.predicate is None:
+            break
+        if not ins.op.startswith("BRA"):
+            machine.step(ins)
+    return machine.state
 
 
 def _reload_state(machine: _Machine) -> None:

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from sglang_exact_kernels.gdn_verify import gdn_verify
 from sglang_exact_kernels.invariance import (
     assert_row_subset_invariance,
     assert_same_bits,
@@ -155,15 +156,15 @@ def test_gdn_verify_repeats(device: torch.device) -> None:
 
 def test_gdn_verify_refuses_before_any_launch(device: torch.device) -> None:
     case = make_case(SMALL, device, seed=8)
-    inter, rows = case.buffers()
+    records, rows = case.records()
     with pytest.raises(ValueError) as refusal:
         case._replace(ssm_states=case.ssm_states.to(torch.bfloat16)).verify(
-            intermediate_states=inter[:, :2], intermediate_indices=rows
+            records=records[:, :2], record_rows=rows
         )
     text = str(refusal.value)
     assert "ssm_states dtype: found torch.bfloat16" in text
-    assert "intermediate_states steps: found 2, expected at least 4" in text
-    assert bool(inter.isnan().all())
+    assert "records steps: found 2, expected at least 4" in text
+    assert bool(records.isnan().all())
     with pytest.raises(ValueError, match="mixed_qkv shape"):
         case.verify(num_draft_tokens=2)
     with pytest.raises(ValueError, match="multiples of 16 bytes"):
@@ -202,16 +203,25 @@ def test_gdn_verify_row_subset_invariance_27b(device: torch.device, T: int) -> N
 @pytest.mark.gpu
 def test_gdn_verify_under_a_cuda_graph(device: torch.device) -> None:
     case = make_case(MODEL_27B._replace(bs=2), device, seed=300)
-    inter, rows = case.buffers()
-    out, _ = case.verify(intermediate_states=inter)
-    want_out, want_states = out.clone(), inter[:2].clone()
+    records, rows = case.records()
+    out, want_states = case.verify(records=records)
+    want_out = out.clone()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured, _ = case.verify(intermediate_states=inter)
+        captured = gdn_verify(
+            *(case.mixed_qkv, case.a, case.b, case.A_log, case.dt_bias),
+            ssm_states=case.ssm_states,
+            cache_indices=case.cache_indices,
+            records=records,
+            record_rows=rows,
+            num_draft_tokens=case.shape.T,
+            num_k_heads=case.shape.H,
+            scale=case.scale,
+        )
     for _ in range(3):
         captured.zero_()
-        inter.zero_()
+        records.zero_()
         graph.replay()
         torch.cuda.synchronize()
-        assert_same_bits(captured, want_out)
-        assert_same_bits(inter[:2], want_states)
+        assert_same_bits(captured.view_as(want_out), want_out)
+        assert_same_bits(case.committed(records, rows), want_states)

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sglang_exact_kernels.gdn_commit import gdn_commit
+from sglang_exact_kernels.gdn_verify import gdn_verify, record_width
+
 
 class GdnShape(NamedTuple):
     bs: int
@@ -51,16 +54,22 @@ class GdnCase(NamedTuple):
         rows = torch.arange(s.bs, dtype=torch.int32, device=inter.device)
         return inter, rows
 
+    def records(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """NaN-filled records of a block and their row numbers."""
+        s = self.shape
+        size = (s.bs + 1, s.T, record_width(s.H, s.HV, s.K, s.V))
+        device = self.mixed_qkv.device
+        rows = torch.arange(s.bs, dtype=torch.int32, device=device)
+        return torch.full(size, float("nan"), device=device), rows
+
     def verify(self, **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Output [bs, T, HV, V] and per-step states [bs, T, HV, V, K]."""
-        from sglang_exact_kernels.gdn_verify import gdn_verify
-
-        inter, rows = self.buffers()
+        records, rows = self.records()
         arguments = {
             "ssm_states": self.ssm_states,
             "cache_indices": self.cache_indices,
-            "intermediate_states": inter,
-            "intermediate_indices": rows,
+            "records": records,
+            "record_rows": rows,
             "num_draft_tokens": self.shape.T,
             "num_k_heads": self.shape.H,
             "scale": self.scale,
@@ -70,7 +79,27 @@ class GdnCase(NamedTuple):
             self.mixed_qkv, self.a, self.b, self.A_log, self.dt_bias, **arguments
         )
         s = self.shape
-        return out.view(s.bs, s.T, s.HV, s.V), inter[: s.bs]
+        states = self.committed(arguments["records"], arguments["record_rows"])
+        return out.view(s.bs, s.T, s.HV, s.V), states
+
+    def committed(self, records: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """States [bs, T, HV, V, K] after each step, by gdn_commit; NaN for padding."""
+        s, slots = self.shape, self.cache_indices
+        live = slots >= 0
+        found = torch.full(
+            (s.bs, s.T, s.HV, s.V, s.K), float("nan"), device=records.device
+        )
+        for t in range(s.T):
+            pool = self.ssm_states.clone()
+            gdn_commit(
+                pool[None],
+                records[None],
+                cache_indices=slots,
+                record_rows=rows,
+                last_steps=torch.full_like(slots, t),
+            )
+            found[live, t] = pool[slots[live].long()]
+        return found
 
     def by_steps(self, scale: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """The same through single launches of the host's decode kernel."""

@@ -51,7 +51,7 @@ def bench_gdn(batch_sizes: list[int], budget: Budget) -> Iterator[dict[str, Any]
             model.GDN_DIM,
         )
         case = make_case(shape, torch.device(model.DEVICE), seed=0)
-        inter, rows = case.buffers()
+        records, rows = case.records()
         size = (1, bs * model.T, model.GDN_V_HEADS, model.GDN_DIM)
         out = torch.empty(size, device=model.DEVICE, dtype=torch.bfloat16)
         verify = functools.partial(
@@ -59,8 +59,8 @@ def bench_gdn(batch_sizes: list[int], budget: Budget) -> Iterator[dict[str, Any]
             *(case.mixed_qkv, case.a, case.b, case.A_log, case.dt_bias),
             ssm_states=case.ssm_states,
             cache_indices=case.cache_indices,
-            intermediate_states=inter,
-            intermediate_indices=rows,
+            records=records,
+            record_rows=rows,
             num_draft_tokens=model.T,
             num_k_heads=model.GDN_HEADS,
             scale=case.scale,

@@ -47,6 +47,7 @@ IMPORTS = (
     "deep_gemm",
     "flashinfer",
     "sglang_exact.launch_server",
+    "sglang_exact_kernels.gdn_commit",
     "sglang_exact_kernels.gdn_verify",
 )
 
