@@ -119,6 +119,16 @@ def summary(rows: list[Row]) -> list[str]:
     return lines
 
 
+def passed(row: Row) -> str:
+    """A row's title, and how much of its prompts came from the prefix cache."""
+    if "cached_tokens" not in row:
+        return str(row["title"])
+    return (
+        f"{row['title']} ({row['cached_tokens']:,} of {row['prompt_tokens']:,} prompt "
+        "tokens cached)"
+    )
+
+
 def every(rows: list[Row]) -> list[str]:
     """One Markdown row per pass."""
     lines = [
@@ -131,7 +141,7 @@ def every(rows: list[Row]) -> list[str]:
         count, logprobs = tally["compared"], tally["logprobs_equal"]
         first = tally["first_difference"]
         cells = [
-            row["title"],
+            passed(row),
             row["layers"],
             row["tp"],
             "-" if row["rate"] is None else f"{row['rate']:g}",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from tools.proof import arms, speed_arms, traffic_arms, verifier_arms
+from tools.proof import arms, prefix_arms, speed_arms, traffic_arms, verifier_arms
 
 EVER = 1e9
 """Seconds of --budget where none is given."""
@@ -59,7 +59,12 @@ def bits(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--gpus", default="0", help="indices, separated by commas")
     add("--side-by-side", type=int, default=1, help="servers on one GPU")
     add("--profile", default="", help="arms of which a few steps are profiled")
+    add("--prefixes", default="2048,8192", help="tokens of prompts of the cache's arms")
     args = parser.parse_args(argv)
+    args.prefixes = [int(n) for n in _names(args.prefixes)]
+    room = args.context - prefix_arms.MORE
+    if max(args.prefixes, default=0) > room:
+        parser.error(f"found --prefixes over {room}, expected a larger --context")
     try:
         arms.chosen(args.arms)
     except ValueError as error:
