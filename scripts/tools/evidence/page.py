@@ -17,7 +17,7 @@ from typing import Any
 
 from tools import ROOT
 from tools.evidence import matrix as evidence_matrix
-from tools.evidence.pages import demo_page, table, verifier_page
+from tools.evidence.pages import cache_page, demo_page, table, verifier_page
 from tools.evidence.rows import Row, different, load, place, title
 from tools.proof import arms as proof_arms
 from tools.proof import traffic_arms
@@ -311,6 +311,7 @@ def page() -> str:
         *traffic_page(),
         *verifier_page(),
         *demo_page(),
+        *cache_page(),
         "## Files",
         "",
         "Each holds its command, versions and GPU, or a note on how it was made.",

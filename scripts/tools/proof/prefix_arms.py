@@ -25,6 +25,11 @@ SHORT = 640
 PREFIXES, ANSWERS = "prefixes", "answers"
 STOCK = "stock-cold"
 REQUESTS = 8
+DETERMINISTIC = (
+    *("--enable-deterministic-inference", "--mamba-ssm-dtype", "float32"),
+    *("--attention-backend", "triton"),
+)
+"""The stock host's own best, as `rehearsal.server` has it, but with its cache."""
 
 
 def _random(seed: str, size: int, vocab: int) -> list[int]:
@@ -127,9 +132,11 @@ ARMS = (
         "stock-cache",
         f"control: stock deterministic mode {_BEHIND}, against itself without",
         mode="stock",
+        deterministic=False,
         phases=(_ALONE, _TALKS),
         reference=STOCK,
         equal=False,
+        flags=DETERMINISTIC,
         cache=True,
     ),
 )
