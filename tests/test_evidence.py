@@ -88,7 +88,7 @@ def test_what_a_cached_prefix_saves_is_shown(monkeypatch: pytest.MonkeyPatch) ->
         in page
     )
     assert "| x | host-cache | 7.0 s, 4.5 requests/s | 3,000 | 0 | no |" in page
-    assert "H200 (driver 1)" in page
+    assert "some, H200, 2026-12-01, plain decoding" in page
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sglang_exact.bench import provenance
 from tools.evidence.rows import Row, acceptance_length, load
 
 
@@ -96,8 +95,8 @@ def cache_page() -> list[str]:
             for r in sorted(found["rows"], key=lambda row: row["title"])
         ]  # fmt: skip
         head = "what | server | time | prompt tokens | of them cached | ids as plain's"
-        gpus = ", ".join(map(str, provenance.machine(found["provenance"])))
-        text = f"{found['label']}, {gpus}, {found['created'][:10]}, plain decoding: "
+        names = {f"{gpu['name']}, " for gpu in found["provenance"].get("gpu") or ()}
+        text = f"{found['label']}, {''.join(sorted(names))}{found['created'][:10]}, plain decoding: "
         text += "`plain` has no cache, `host-cache` is stock SGLang with its own."
         lines += ["## What cached prefixes save", "", text, "", *table(head, cells), ""]
     return lines
