@@ -95,8 +95,9 @@ def cache_page() -> list[str]:
             for r in sorted(found["rows"], key=lambda row: row["title"])
         ]  # fmt: skip
         head = "what | server | time | prompt tokens | of them cached | ids as plain's"
-        names = {f"{gpu['name']}, " for gpu in found["provenance"].get("gpu") or ()}
-        text = f"{found['label']}, {''.join(sorted(names))}{found['created'][:10]}, plain decoding: "
+        names = {gpu["name"] for gpu in found["provenance"].get("gpu") or ()}
+        place = ", ".join([found["label"], *sorted(names), found["created"][:10]])
+        text = f"{place}, plain decoding: "
         text += "`plain` has no cache, `host-cache` is stock SGLang with its own."
         lines += ["## What cached prefixes save", "", text, "", *table(head, cells), ""]
     return lines
