@@ -48,10 +48,7 @@ IN_FLIGHT = 10
 # One in so many is also asked of the plain server alone.
 ALONE_EVERY = 12
 # States of six running requests, and of two prefixes.
-CACHE = (
-    *("--mamba-radix-cache-strategy", "extra_buffer"),
-    *("--max-mamba-cache-size", "32"),
-)
+CACHE = ("--max-mamba-cache-size", "32")
 # How the host ends a request that is aborted before it starts: a 400.
 WAITING = "Aborted by AbortReq"
 # Servers refuse variables that they do not know.
