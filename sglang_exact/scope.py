@@ -31,14 +31,6 @@ FILLS = (
     Fill("attention_backend", None, "triton", "its decode kernel is the reference"),
     *(fill for family in FAMILIES for fill in family.fills),
     Fill(
-        "disable_radix_cache",
-        False,
-        True,
-        "off until it is asked for",
-        fixed=False,
-        unless="mamba_radix_cache_strategy",
-    ),
-    Fill(
         "mamba_track_interval",
         256,
         BEYOND_CONTEXT,
@@ -255,7 +247,7 @@ def fill(args: Any) -> list[Reason]:
     reasons += scope_arguments.left_alone_reasons(args, user)
     for item in fills(args):
         found = getattr(args, item.field)
-        if found == item.value or item.unless in user:
+        if found == item.value:
             continue
         if found != item.host_default:
             if not item.fixed:

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 class Fill(NamedTuple):
     """A server argument that is set if not given: the host's default and our value.
 
-    One that is `fixed` is refused with any other value; one is left alone where the
-    user gives the argument `unless`.
+    One that is `fixed` is refused with any other value.
     """
 
     field: str
@@ -19,7 +18,6 @@ class Fill(NamedTuple):
     value: object
     why: str
     fixed: bool = True
-    unless: str = ""
 
 
 class Family(NamedTuple):

@@ -70,6 +70,27 @@ def test_a_call_that_was_cut_off_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     assert matrix.older("plain-32") == ""
 
 
+def test_what_a_cached_prefix_saves_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"title": "x", "prompt_tokens": 3000, "cached_tokens": 0, "answers": "a"}
+    cold = {**row, "server": "plain", "first_token_s": [2.5, 2.25]}
+    warm = {**cold, "server": "plain-cache", "cached_tokens": 1000}
+    other = {**row, "server": "host-cache", "answers": "b", "seconds": 7}
+    found = {
+        "rows": [cold, warm, {**other, "requests_s": 4.5}],
+        "label": "some",
+        "created": "2026-12-01T00:00",
+        "provenance": {"gpu": [{"name": "H200", "driver_version": "1"}]},
+    }
+    monkeypatch.setattr(pages, "load", lambda name: [found])
+    page = "\n".join(pages.cache_page())
+    assert (
+        "| x | plain-cache | first token after 2.50, 2.25 s | 3,000 | 1,000 | yes |"
+        in page
+    )
+    assert "| x | host-cache | 7.0 s, 4.5 requests/s | 3,000 | 0 | no |" in page
+    assert "some, H200, 2026-12-01, plain decoding" in page
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A copy of all that the evidence is made from."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from sglang_exact.rehearsal import models
 from sglang_exact.rehearsal.drafters import DRAFT_KINDS, DRAFTERS, draft_flags
 from sglang_exact.rehearsal.environment import environment
-from sglang_exact.rehearsal.server import CPU_FLAGS, DETERMINISTIC_FLAGS
+from sglang_exact.rehearsal.server import CPU_FLAGS, DETERMINISTIC_FLAGS, cache_flags
 
 
 def default_folder() -> Path:
@@ -52,6 +52,8 @@ def command(argv: Sequence[str]) -> list[str]:
     line += ["--log-level", "info"]
     if ours.stock:
         line += DETERMINISTIC_FLAGS
+    else:
+        line += cache_flags(rest)
     if ours.draft:
         draft = None
         if ours.draft in DRAFT_KINDS:

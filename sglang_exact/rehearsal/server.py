@@ -35,6 +35,17 @@ CPU_FLAGS = (
 )  # fmt: skip
 """What the host needs to run without a GPU, small enough for two cores."""
 
+CACHE_SIZE = "--max-mamba-cache-size"
+
+
+def cache_flags(given: Sequence[str]) -> list[str]:
+    """No prefix cache under the overlay on a CPU, unless its room is given.
+
+    Tests ask again to have it computed again, and memory is no GPU's.
+    """
+    return [] if CACHE_SIZE in given else ["--disable-radix-cache"]
+
+
 DETERMINISTIC_FLAGS = (
     "--enable-deterministic-inference",
     "--mamba-ssm-dtype", "float32",
@@ -107,6 +118,7 @@ class Server:
         command += where
         if self.device == "cpu":
             command += CPU_FLAGS
+            command += cache_flags(self.flags) if self.mode != "stock" else []
         if self.mode == "stock" and self.deterministic:
             command += DETERMINISTIC_FLAGS
         return command + self.flags

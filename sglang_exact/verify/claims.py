@@ -387,10 +387,13 @@ def not_offered(evidence: Evidence) -> str | None:
     optional = arm.cases in OPTIONAL or bool(arm.neighbours)
     if optional and refused and not whim:
         return f"the server refuses: {min(o.message for o in refused)}"
-    fields = [server.fields for server in evidence.servers]
-    if {"cached", "reused", "evicted"} & set(arm.claims) and any(
-        f.get("disable_radix_cache") is True for f in fields
-    ):
+    # A server that found no room for it attests null.
+    off = any(
+        s.fields.get("disable_radix_cache") is True
+        or s.exact.get("prefix_cache", {}) is None
+        for s in evidence.servers
+    )
+    if off and {"cached", "reused", "evicted"} & set(arm.claims):
         return "the prefix cache is off on this server"
     limit = _limit(evidence)
     if "in-flight" in arm.claims and limit is not None and limit < arm.in_flight:

@@ -57,6 +57,7 @@ class Engine:
             width=width,
             lies=self.lies.get(self.name, Lies({"wrong-token"} if wrong else set())),
             info=info,
+            radix="--disable-radix-cache" not in flags,
             exact=None if mode == "stock" else {"version": "0.1.0", "gpu": "none"},
         )
         self.started_in_s = 0.1
@@ -153,6 +154,28 @@ def test_everything_once(
     assert {t["stage"] for t in times["stages"]} >= {"start", "accept", "memory"}
     assert times["failed"] == [] and times["not_run"] == []
     assert accept["complete"] and read(tmp_path, "memory")["complete"]
+
+
+def test_what_a_cached_prefix_saves(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its own arms, only if named; the same answers, and what was not computed."""
+    only = ("--only", "prefix-cache", "--prefixes", "70,200", "--questions", "3")
+    assert run(script, monkeypatch, tmp_path, *only) == 0
+    assert Engine.started == ["plain", "plain-cache", "host-cache"]
+    found = read(tmp_path, "prefix-cache")
+    assert found["complete"] and found["settings"]["questions"] == 3
+    rows = {(row["server"], row["title"]): row for row in found["rows"]}
+    titles = {title for _, title in rows}
+    assert len(rows) == 12 and len(titles) == 4
+    for title in titles:
+        cold, warm = rows["plain", title], rows["plain-cache", title]
+        assert cold["answers"] == warm["answers"]
+        assert cold["cached_tokens"] == 0 < warm["cached_tokens"]
+        assert warm["prompt_tokens"] == cold["prompt_tokens"]
+    assert rows["plain", "70 tokens, asked again"]["requests"] == 3
+    assert run(script, monkeypatch, tmp_path, *only) == 0
+    assert len(Engine.started) == 3, "nothing is asked twice"
 
 
 def test_a_later_call_goes_on(

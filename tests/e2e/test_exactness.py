@@ -118,6 +118,7 @@ def test_engine_in_a_program(setup: Setup, reference: list[Completion]) -> None:
             "attention_backend": "triton", "mem_fraction_static": 0.3,
             "max_total_tokens": 8192, "max_running_requests": 8,
             "disable_overlap_schedule": True, "skip_tokenizer_init": True,
+            "disable_radix_cache": True,
             "cuda_graph_backend_decode": "disabled",
             "speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": 4,
             "speculative_draft_model_path": str(setup.drafts["dflash"]),

@@ -47,6 +47,8 @@ MEAN_PAUSE_S = 0.4
 IN_FLIGHT = 10
 # One in so many is also asked of the plain server alone.
 ALONE_EVERY = 12
+# States of six running requests, and of two prefixes.
+CACHE = ("--max-mamba-cache-size", "32")
 # How the host ends a request that is aborted before it starts: a 400.
 WAITING = "Aborted by AbortReq"
 # Servers refuse variables that they do not know.
@@ -190,8 +192,11 @@ def repetitive(seed: int, size: int, rng: random.Random) -> list[Request]:
     return found
 
 
-def draw(seed: int, size: int) -> list[Request]:
-    """`size` requests, the same for the same seed; one in six is aborted."""
+def draw(seed: int, size: int, shared: bool = False) -> list[Request]:
+    """`size` requests, the same for the same seed; one in six is aborted.
+
+    Two of three `shared` ones begin like others.
+    """
     rng = random.Random(seed)
     if TRIES:
         return repetitive(seed, size, rng)
@@ -201,10 +206,11 @@ def draw(seed: int, size: int) -> list[Request]:
         # One prompt in sixteen is cut at a chunk border.
         length = 90 if rng.random() < 1 / 16 else rng.randint(4, 24)
         aborted = rng.random() < 1 / 6
+        before = prompt(rng.randrange(3), 70) if shared and i % 3 else []
         found.append(
             Request(
                 kind,
-                prompt(seed * 1000 + i, length),
+                before + prompt(seed * 1000 + i, length),
                 rng.randint(3, 9),
                 KINDS[kind](rng),
                 rng.expovariate(1 / MEAN_PAUSE_S),
@@ -300,13 +306,21 @@ def wrong(request: Request, found: Any, plain: Answer) -> bool:
     )
 
 
-@pytest.fixture(scope="module")
-def requests() -> list[Request]:
-    return draw(SEED, SIZE)
+@pytest.fixture(scope="module", params=[False, True], ids=["computed", "cached"])
+def cached(request: pytest.FixtureRequest) -> bool:
+    """Whether the speculative server keeps prefixes."""
+    if request.param and TRIES:
+        pytest.skip("prompts of tries end before the first state that is kept")
+    return bool(request.param)
 
 
 @pytest.fixture(scope="module")
-def log() -> Log:
+def requests(cached: bool) -> list[Request]:
+    return draw(SEED, SIZE, cached)
+
+
+@pytest.fixture(scope="module")
+def log(cached: bool) -> Log:
     return Log(SIZE)
 
 
@@ -318,7 +332,8 @@ def text_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def plain(text_models: Path, requests: list[Request], log: Log) -> list[Answer]:
     """What plain decoding answers; a sample of it is asked again, alone."""
-    flags = ("--context-length", "256", "--max-running-requests", "12")
+    flags = ["--context-length", "256", "--max-running-requests", "12"]
+    flags += ["--disable-radix-cache"]
     unaborted = [r._replace(pause_s=0.0, abort_after=None) for r in requests]
     with TextServer(text_models / "target", flags=flags, env=CLEAN) as server:
         found = Traffic(server, log, "plain").serve(unaborted)
@@ -342,6 +357,7 @@ def test_every_answer_is_the_plain_one(
     requests: list[Request],
     plain: list[Answer],
     log: Log,
+    cached: bool,
 ) -> None:
     env, drafter = dict(CLEAN), DRAFTER.removesuffix("-tries")
     if not TRIES:
@@ -350,8 +366,9 @@ def test_every_answer_is_the_plain_one(
         oracle.write_plan(plan, 0.5, pairs, seed=SEED)
         env[oracle.VARIABLE] = str(plan)
     flags = [
-        "--context-length", "256", "--max-total-tokens", "320",
+        "--context-length", "256", "--max-total-tokens", "640" if cached else "320",
         "--chunked-prefill-size", "64", "--max-running-requests", "6",
+        *(CACHE if cached else ["--disable-radix-cache"]),
         *draft_flags(drafter, text_models / drafter),
     ]  # fmt: skip
     began = time.monotonic()
@@ -376,6 +393,7 @@ def test_every_answer_is_the_plain_one(
     assert left == 0
     assert again == plain[0]
     assert found["drafts_kept"]
+    assert bool(found["cached_tokens"]) is cached
     assert found["kinds"] == dict(Counter(r.kind for r in requests))
 
 
@@ -425,6 +443,7 @@ def _report(
         "stopped": sum(a.finish_reason == "stop" for a in done),
         "errors": [a for a in texts if WAITING not in a],
         "left_on_server": left,
+        "cached_tokens": sum(a.raw["meta_info"]["cached_tokens"] for a in done),
         "plain_also_alone": len(range(0, len(requests), ALONE_EVERY)),
         "tokens": sum(len(a.ids) for a in done),
         "acceptance_length": round(

@@ -99,7 +99,6 @@ def serve(folder: Path, name: str, drafter: str | None = None, **env: str) -> Se
     """A server with two ranks; its oracle file is `oracle-NAME.json`."""
     # What other processes take meanwhile counts as this server's weights.
     more = ["--tp-size", "2", "--mem-fraction-static", "0.8"]
-    more += ["--mamba-radix-cache-strategy", "extra_buffer"]
     more += ["--max-mamba-cache-size", "48"]
     if drafter:
         env[oracle.VARIABLE] = str(folder / f"oracle-{name}.json")

@@ -23,7 +23,12 @@ from test_prefill_bits import (  # noqa: E402
     shape,
 )
 
-from sglang_exact.hooks import autotune, prefix_cache, prefix_snapshot  # noqa: E402
+from sglang_exact.hooks import (  # noqa: E402
+    autotune,
+    prefix_cache,
+    prefix_room,
+    prefix_snapshot,
+)
 from sglang_exact.hooks.base import UnknownArgument, Unsupported  # noqa: E402
 
 __all__ = ["kernel", "shape"]
@@ -61,6 +66,68 @@ def test_interval_lies_beyond_the_context() -> None:
     for interval in (64, 512):
         (reason,) = prefix_cache.interval_reasons(interval, 512)
         assert reason.found.startswith(f"--mamba-track-interval {interval} ")
+
+
+class Pools:
+    """Stands in for the host's configurator: sizes with the cache, then without."""
+
+    mambaish_config = "any"
+    model_config = SimpleNamespace(context_len=1000)
+
+    def __init__(self, *found: Any) -> None:
+        self.found, self.calls = list(found), 0
+
+    def resolve(self, own: Any, *, pre_model_load_memory: int) -> Any:
+        assert own is self and pre_model_load_memory == 7
+        self.calls += 1
+        found = self.found.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def sized(running: int, tokens: int) -> SimpleNamespace:
+    return SimpleNamespace(max_running_requests=running, max_total_num_tokens=tokens)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "first", "off"),
+    [
+        (None, sized(8, 1016), False),
+        (None, sized(7, 9999), True),
+        (2, sized(2, 1016), False),
+        (2, sized(1, 1016), True),
+        (48, sized(17, 5000), False),
+        (48, sized(17, 900), True),
+        (48, RuntimeError("no room"), True),
+        (48, ValueError("no room"), True),
+    ],
+)
+def test_cache_takes_no_room_from_who_runs(
+    monkeypatch: pytest.MonkeyPatch, wanted: int | None, first: Any, off: bool
+) -> None:
+    """Too few requests, or not the context: off, and sized again."""
+    context = pytest.importorskip("sglang.srt.runtime_context")
+    schedule = SimpleNamespace(max_mamba_cache_size=None, max_running_requests=wanted)
+    memory, turned = SimpleNamespace(disable_radix_cache=False), []
+    monkeypatch.setattr(context, "get_schedule", lambda: schedule)
+    monkeypatch.setattr(context, "get_memory", lambda: memory)
+    monkeypatch.setattr(prefix_room, "slack", lambda: 16)
+    monkeypatch.setattr(prefix_room, "_turn_off", lambda: turned.append(True))
+    second = sized(99, 9999)
+
+    def make(pools: Pools) -> Any:
+        return prefix_room.make_room(pools.resolve, pools, 7)
+
+    pools = Pools(first, second)
+    assert make(pools) is (second if off else first)
+    assert (pools.calls, bool(turned)) == (1 + off, off)
+    # Who names a size insists; without a cache there is nothing to decide.
+    turned.clear()
+    schedule.max_mamba_cache_size = 5
+    assert make(Pools(few := sized(1, 10))) is few
+    schedule.max_mamba_cache_size, memory.disable_radix_cache = None, True
+    assert make(Pools(few)) is few and not turned
 
 
 def extend(tensors: list[Any], lengths: list[int], states: Any, **more: Any) -> Any:

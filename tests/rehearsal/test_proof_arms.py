@@ -19,7 +19,7 @@ from sglang_exact.client.blocking import Completion  # noqa: E402
 from tools.evidence import rows  # noqa: E402
 from tools.proof import arms as proof_arms  # noqa: E402
 from tools.proof import bits as script  # noqa: E402
-from tools.proof import matrix, options  # noqa: E402
+from tools.proof import matrix, options, prefix_arms  # noqa: E402
 from tools.proof.arms import Arm, Phase, Sizes  # noqa: E402
 
 
@@ -31,21 +31,31 @@ def proof(folder: Path) -> Any:
         side_by_side=1,
         name="proof",
         budget=1e9,
+        prefixes=[128],
     )
     return script.Proof(args, Sizes(4))
 
 
 def test_what_an_arm_asks_was_asked_of_plain_decoding(tmp_path: Path) -> None:
     recorded = {
-        phase.text for arm in proof_arms.ARMS if arm.records for phase in arm.phases
+        (arm.reference, phase.text)
+        for arm in proof_arms.ARMS
+        if arm.records
+        for phase in arm.phases
     }
     for arm in proof_arms.ARMS:
-        assert {phase.text for phase in arm.phases} <= recorded
+        assert {(arm.reference, phase.text) for phase in arm.phases} <= recorded
         off = [name for name in arm.disable.split(",") if name]
         assert all(any(h.name.startswith(x) for h in hooks.ALL) for x in off)
     made = proof(tmp_path)
-    assert set(made.texts) == recorded
-    assert len({made.kept(text) for text in recorded}) == len(recorded)
+    assert set(made.texts) == {text for _, text in recorded} - {"prefixes", "answers"}
+    kept = {
+        made.kept(arm, phase.text)
+        for arm in proof_arms.ARMS
+        if arm.records
+        for phase in arm.phases
+    }
+    assert len(kept) == len(recorded)
     with pytest.raises(RuntimeError, match="run arm plain-repeated"):
         made.reference(proof_arms.BY_NAME["ngram-tries"], "few")
 
@@ -88,6 +98,7 @@ class FakeServer:
 
     started_in_s = 1.0
     wrong: ClassVar[str] = ""
+    cache: ClassVar[str] = "--mamba-radix-cache-strategy"
 
     def __init__(self, model: Path, **options: Any) -> None:
         self.options, self.env = options, options["env"]
@@ -111,7 +122,8 @@ class FakeServer:
         off = self.options["mode"] == "stock" or matrix.DISABLE_VARIABLE in self.env
         if self.wrong and f"-{self.wrong}." in log:
             off = True
-        bits = tuple(7 + (off and i == 3) for i in range(new))
+        more = off + (self.cache in flags)
+        bits = tuple(7 + (off and i == 3) * more for i in range(new))
         return [
             Completion(
                 tuple(prompt[0] + i for i in range(new)),
@@ -120,7 +132,7 @@ class FakeServer:
                 2 if drafted else 0,
                 new,
                 None,
-                {},
+                {"meta_info": {"cached_tokens": 64 * (self.cache in flags)}},
             )
             for prompt in prompts
         ]
@@ -166,6 +178,38 @@ def test_a_proof_from_start_to_evidence(
     assert len(plan["continuations"]) == 24
     # The plain answers are kept: a later call needs no plain server.
     assert proved(tmp_path, monkeypatch, "mtp")[0] == 0
+
+
+def test_prompts_behind_cached_prefixes() -> None:
+    """Each length is left where no state is, and its prompts end behind a kept one."""
+    prompts = prefix_arms.make_prefixes([128], 512)
+    assert prompts == prefix_arms.make_prefixes([128], 512)
+    base, longer, *parted = prompts[5:]
+    assert len(base) == 198 and longer[:198] == base and len(prompts) == 10
+    assert all(ids[:99] == base[:99] and ids[99] != base[99] for ids in parted)
+    assert len({ids[99] for ids in parted}) == 3
+    said = [[i] * 72 for i in range(10)]
+    first, second = prefix_arms.make_answers([128], 512, said)[2:]
+    assert first == base and second[:270] == base + [5] * 72
+
+
+def test_a_cache_that_was_not_hit_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = "plain-cold,plain-cache,dflash8-cache,cache-rounded,stock-cold,stock-cache"
+    sizes = ("--prefixes", "128")
+    status, files = proved(tmp_path / "a", monkeypatch, names, *sizes)
+    assert status == 0 and set(files) == set(names.split(","))
+    for row in files["plain-cache"]["rows"]:
+        assert row["cached_tokens"] == 64 * row["prompts"]
+        assert row["tokens"] == prefix_arms.NEW * row["prompts"]
+    assert "cached_tokens" not in files["plain-cold"]["rows"][0]
+    monkeypatch.setattr(FakeServer, "cache", "--none")
+    status, files = proved(
+        tmp_path / "b", monkeypatch, "plain-cold,plain-cache", *sizes
+    )
+    assert status == 1
+    assert not any(row["as_expected"] for row in files["plain-cache"]["rows"])
 
 
 def test_a_proof_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

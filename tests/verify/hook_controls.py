@@ -242,6 +242,7 @@ CONTROLS: dict[str, Control] = {
     "prefix_match": Control(
         ATTESTED, why="second lock behind prefix_insert: nothing off the grid is kept"
     ),
+    "prefix_room": Control(ATTESTED, why="sizes pools, which moves no bits"),
     "live_changes_state": Control(
         ATTESTED, why="the thresholds it guards belong to a sampler that is replaced"
     ),

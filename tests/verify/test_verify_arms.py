@@ -378,9 +378,11 @@ def test_prefixes_are_found_and_compared(
     run = asyncio.run(against(nothing, tmp_path / "b", plan))
     assert states(run) == {arm: "not exercised"}
     assert "prompts began in the prefix cache" in reasons(run)
-    off = FakeServer(radix=False)
-    run = asyncio.run(against(off, tmp_path / "c", plan))
-    assert states(run) == {arm: "not offered"}
+    room = {"info": {"disable_radix_cache": False}, "exact": {"prefix_cache": None}}
+    for name, off in (("c", {}), ("d", room)):
+        tested = FakeServer(radix=False, **off)
+        run = asyncio.run(against(tested, tmp_path / name, plan))
+        assert states(run) == {arm: "not offered"}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any
 
 from tools import ROOT
 from tools.evidence import matrix as evidence_matrix
-from tools.evidence.pages import demo_page, table, verifier_page
+from tools.evidence.pages import cache_page, demo_page, table, verifier_page
 from tools.evidence.rows import Row, different, load, place, title
 from tools.proof import arms as proof_arms
 from tools.proof import traffic_arms
@@ -119,6 +119,16 @@ def summary(rows: list[Row]) -> list[str]:
     return lines
 
 
+def passed(row: Row) -> str:
+    """A row's title, and how much of its prompts came from the prefix cache."""
+    if "cached_tokens" not in row:
+        return str(row["title"])
+    return (
+        f"{row['title']} ({row['cached_tokens']:,} of {row['prompt_tokens']:,} prompt "
+        "tokens cached)"
+    )
+
+
 def every(rows: list[Row]) -> list[str]:
     """One Markdown row per pass."""
     lines = [
@@ -131,7 +141,7 @@ def every(rows: list[Row]) -> list[str]:
         count, logprobs = tally["compared"], tally["logprobs_equal"]
         first = tally["first_difference"]
         cells = [
-            row["title"],
+            passed(row),
             row["layers"],
             row["tp"],
             "-" if row["rate"] is None else f"{row['rate']:g}",
@@ -301,6 +311,7 @@ def page() -> str:
         *traffic_page(),
         *verifier_page(),
         *demo_page(),
+        *cache_page(),
         "## Files",
         "",
         "Each holds its command, versions and GPU, or a note on how it was made.",

@@ -82,3 +82,38 @@ def demo_page() -> list[str]:
         lines += ["## The demonstration on a GPU", "", f"`{found['command']}`", ""]
         lines += [*table(head, cells), ""]
     return lines
+
+
+def cache_page() -> list[str]:
+    """What cached prefixes save, by `scripts/gpu_bench --only prefix-cache`."""
+    lines: list[str] = []
+    for found in load("bench/prefix-cache*.json"):
+        plain = {r["title"]: r for r in found["rows"] if r["server"] == "plain"}
+        cells = [
+            (r["title"], r["server"], cache_figure(r), f"{r['prompt_tokens']:,}",
+             f"{r['cached_tokens']:,}", same_ids(r, plain.get(r["title"])))
+            for r in sorted(found["rows"], key=lambda row: row["title"])
+        ]  # fmt: skip
+        head = "what | server | time | prompt tokens | of them cached | ids as plain's"
+        names = {gpu["name"] for gpu in found["provenance"].get("gpu") or ()}
+        place = ", ".join([found["label"], *sorted(names), found["created"][:10]])
+        text = f"{place}, plain decoding: "
+        text += "`plain` has no cache, `host-cache` is stock SGLang with its own."
+        lines += ["## What cached prefixes save", "", text, "", *table(head, cells), ""]
+    return lines
+
+
+def cache_figure(row: Row) -> str:
+    """Seconds to the first token, of each time a prompt was asked; else of it all."""
+    if "first_token_s" in row:
+        times = (f"{seconds:.2f}" for seconds in row["first_token_s"])
+        return f"first token after {', '.join(times)} s"
+    more = f", {row['requests_s']:g} requests/s" if "requests_s" in row else ""
+    return f"{row['seconds']:.1f} s{more}"
+
+
+def same_ids(row: Row, plain: Row | None) -> str | None:
+    """Whether all answers are the plain server's; None where it was not asked."""
+    if plain is None or row is plain:
+        return None
+    return "yes" if row["answers"] == plain["answers"] else "no"

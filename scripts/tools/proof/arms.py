@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sglang_exact.rehearsal.drafters import DRAFT_KINDS, DRAFTERS, draft_flags
+from tools.proof import prefix_arms
+from tools.proof.arm import Arm as Arm
+from tools.proof.arm import Phase as Phase
 
 VOCAB = 248320
 PROMPT_LENGTHS = (37, 128, 255, 256, 257, 300, 511, 700, 1023, 1500, 64, 2049)
@@ -27,69 +30,6 @@ CARD_RATE = 0.887
 """Keeps 5.46 of 8 tokens a verify: (1 - p**8) / (1 - p), the DFlash2 card's length."""
 OLD_NGRAM = "ngram_chain,verify_chain_ngram"
 """Without these hooks NGRAM verifies the host's draft trees as if they were chains."""
-
-
-class Phase(NamedTuple):
-    """One pass over prompts: oracle rate, requests in flight, how many prompts.
-
-    `text` names the prompts, and what is asked with them: one of `TEXTS`. In a `first`
-    turn a drafter that learns from answers knows none yet, and may draft nothing right.
-    """
-
-    rate: float = 0.8
-    concurrency: int = 8
-    prompts: int = 24
-    logprobs: bool = True
-    text: str = "random"
-    first: bool = False
-
-
-class Arm(NamedTuple):
-    """One server of a proof, and what is asked of it.
-
-    Attributes:
-        name: of the arm.
-        title: for readers; goes into its results.
-        drafter: its name in `drafters.DRAFTERS`; None for plain decoding.
-        draft_tokens: verified per block.
-        mode, deterministic: of `Server`.
-        disable: hooks to leave out, joined by commas.
-        phases: what is asked, in this order; each proof has phases of its own kind.
-        records: sets of prompts to which its answers are what others are held against.
-        reference: arm whose answers its own are compared with.
-        equal: what is expected of its answers; None compares and expects nothing.
-        requests: in flight at most; 0 for the proof's own number.
-        oracle: drafts are the oracle's; without it the drafter's own.
-        flags: further ones of the host, after and over the shared ones.
-        env: further variables.
-        fresh: start with empty caches.
-        overlap: overlap scheduling; on is the host's default.
-        refusal: what the server says when it refuses to start, as it shall.
-    """
-
-    name: str
-    title: str
-    drafter: str | None = None
-    draft_tokens: int = 8
-    mode: str = "exact"
-    deterministic: bool = True
-    disable: str = ""
-    phases: tuple[Any, ...] = ()
-    records: tuple[str, ...] = ()
-    reference: str = "plain"
-    equal: bool | None = True
-    requests: int = 0
-    oracle: bool = True
-    flags: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
-    fresh: bool = False
-    overlap: bool = True
-    refusal: str = ""
-
-    @property
-    def drawn(self) -> bool:
-        """Whether an oracle draws its drafts."""
-        return self.drafter is not None and self.oracle
 
 
 REQUESTS = 8
@@ -253,6 +193,7 @@ ARMS = (
         requests=32,
         phases=_SPEED,
     ),
+    *prefix_arms.ARMS,
 )
 BY_NAME = {arm.name: arm for arm in ARMS}
 # One width each, for `--arms widths`.
@@ -310,10 +251,14 @@ def few_tokens(vocab: int, count: int = 16) -> dict[str, Any]:
 
 
 class Text(NamedTuple):
-    """Prompts, and the sampling parameters that go with them."""
+    """Prompts, and the sampling parameters that go with them.
+
+    `tokens` of every answer; 0 for the proof's own number.
+    """
 
     prompts: list[list[int]]
     sampling: dict[str, Any]
+    tokens: int = 0
 
 
 def texts(count: int, vocab: int) -> dict[str, Text]:
@@ -359,7 +304,7 @@ def server_flags(arm: Arm, models_dir: Path, sizes: Sizes) -> list[str]:
         "--cuda-graph-max-bs-decode", requests,
         "--chunked-prefill-size", "8192", "--context-length", str(sizes.context),
         "--mem-fraction-static", str(sizes.mem_fraction), "--skip-server-warmup",
-        "--disable-radix-cache",
+        *(prefix_arms.CACHE if arm.cache else ["--disable-radix-cache"]),
     ]  # fmt: skip
     if arm.mode == "stock":
         flags += EAGER

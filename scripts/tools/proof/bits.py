@@ -3,6 +3,7 @@
 
     scripts/gpu_proof --layers 64 --state DIR --out results/gpu [--arms plain,dflash8]
     scripts/gpu_proof --tp 2 --state DIR --out results/gpu --arms plain,dflash8
+    scripts/gpu_proof --prefixes 2048,8192 --arms plain-cold,plain-cache ...
     scripts/gpu_proof --gpus 0,1 --side-by-side 3 --layers 4 --arms plain,widths ...
 
 Random weights (seeded), an oracle drafter that sets acceptance, CUDA graphs on in
@@ -31,7 +32,7 @@ from sglang_exact.hooks.testing import oracle
 from sglang_exact.rehearsal.server import Server
 from tools import SCRIPTS
 from tools.proof import arms as proof_arms
-from tools.proof import matrix
+from tools.proof import matrix, prefix_arms
 from tools.proof.arms import Arm, Phase, Sizes, Text
 from tools.proof.matrix import BREAKS, Row, say
 
@@ -74,11 +75,12 @@ def run_phase(
     if arm.drawn:
         draw(plan, phase.rate, text, reference)
     # More requests than prompts: some are asked again.
-    asked = [text.prompts[i % len(text.prompts)] for i in range(phase.prompts)]
+    count = phase.prompts or len(text.prompts)
+    asked = [text.prompts[i % len(text.prompts)] for i in range(count)]
     started = time.monotonic()
     found = server.generate_many(
         asked,
-        new_tokens,
+        text.tokens or new_tokens,
         concurrency=phase.concurrency,
         return_logprob=phase.logprobs,
         **text.sampling,
@@ -89,7 +91,7 @@ def run_phase(
     as_expected = matrix.used_drafts(arm, len(found), tokens, verifies, phase.first)
     tally = None
     if reference is not None:
-        wanted = [reference[i % len(reference)] for i in range(phase.prompts)]
+        wanted = [reference[i % len(reference)] for i in range(count)]
         judged = matrix.judge(wanted, found)
         equal = matrix.is_equal(judged, phase.logprobs)
         as_expected &= arm.equal is None or equal == arm.equal
@@ -108,7 +110,17 @@ def run_phase(
         "tok_s": round(tokens / seconds, 1),
         "as_expected": as_expected,
     }
+    if arm.cache:
+        row["prompt_tokens"] = sum(map(len, asked))
+        row["cached_tokens"] = cached = sum(map(cached_tokens, found))
+        # A cache that was not hit proves nothing.
+        row["as_expected"] &= cached > 0
     return row, found
+
+
+def cached_tokens(answer: Completion) -> int:
+    """Tokens of its prompt that were not computed again."""
+    return int(answer.raw["meta_info"].get("cached_tokens") or 0)
 
 
 def shown(row: Row) -> str:
@@ -119,14 +131,15 @@ def shown(row: Row) -> str:
         row["arm"], row["draft_tokens"], row["rate"], row["concurrency"],
         row["prompts"], row["tokens"], tally.get("ids_equal"),
         tally.get("logprobs_equal"), first.get("position"),
-        row["acceptance_length"], row["tok_s"], row["as_expected"],
+        row["acceptance_length"], row["tok_s"], row.get("cached_tokens"),
+        row["as_expected"],
     ]  # fmt: skip
     return " ".join("-" if x is None else str(x) for x in cells)
 
 
 HEAD = (
     "arm draft_tokens rate concurrency prompts tokens ids_equal logprobs_equal "
-    "first_difference acceptance_length tok_s as_expected"
+    "first_difference acceptance_length tok_s cached_tokens as_expected"
 )
 
 
@@ -148,12 +161,28 @@ class Proof(matrix.Matrix):
         self.starting = {group: threading.Lock() for group in groups}
         self.workers = [g for g in groups for _ in range(args.side_by_side)]
 
-    def kept(self, text: str) -> Path:
-        """The plain answers to one text's prompts."""
-        more = "" if text == "random" else f"-{text}"
+    def kept(self, arm: Arm, text: str) -> Path:
+        """The plain answers to one text's prompts that an arm is compared with."""
+        more = "" if arm.reference == "plain" else f"-{arm.reference}"
+        more += "" if text == "random" else f"-{text}"
+        if text not in self.texts:
+            more += "".join(f"-{n}" for n in self.args.prefixes)
         return (
             self.state / f"reference-{self.sizes.layers}-tp{self.sizes.tp}{more}.json"
         )
+
+    def text(self, arm: Arm, name: str) -> Text:
+        """The prompts of a phase; some hold answers that are known by then."""
+        if name in self.texts:
+            return self.texts[name]
+        lengths, vocab = self.args.prefixes, proof_arms.VOCAB
+        if name == prefix_arms.PREFIXES:
+            prompts = prefix_arms.make_prefixes(lengths, vocab)
+        else:
+            known = self.reference(arm, prefix_arms.PREFIXES) or ()
+            said = [answer.ids for answer in known]
+            prompts = prefix_arms.make_answers(lengths, vocab, said)
+        return Text(prompts, {}, prefix_arms.NEW)
 
     def reference(self, arm: Arm, text: str) -> list[Completion] | None:
         """The plain answers to one text; None where this arm needs none.
@@ -161,12 +190,16 @@ class Proof(matrix.Matrix):
         Raises:
             RuntimeError: there are none yet.
         """
-        found = read_reference(self.kept(text))
+        found = read_reference(self.kept(arm, text))
         free = arm.records or (arm.equal is None and not arm.drafter)
         if found is None and not free:
             raise RuntimeError(
                 f"found no plain answers to the {text} prompts in --state; run arm "
-                + next(one.name for one in proof_arms.ARMS if text in one.records)
+                + next(
+                    one.name
+                    for one in proof_arms.ARMS
+                    if text in one.records and one.reference == arm.reference
+                )
             )
         return found
 
@@ -212,7 +245,7 @@ class Proof(matrix.Matrix):
             info = server.info().get("sglang_exact") or {}
             for phase in arm.phases:
                 reference = self.reference(arm, phase.text)
-                text = self.texts[phase.text]
+                text = self.text(arm, phase.text)
                 row, found = run_phase(
                     server, arm, phase, text, reference, plan, self.args.new
                 )
@@ -220,7 +253,7 @@ class Proof(matrix.Matrix):
                 say(f"  {shown(row)}")
                 if reference is None and arm.records:
                     kept = [{"ids": c.ids, "logprobs": c.logprobs} for c in found]
-                    self.kept(phase.text).write_text(json.dumps(kept))
+                    self.kept(arm, phase.text).write_text(json.dumps(kept))
             if arm.name in self.args.profile.split(","):
                 self.profile(arm, server, plan)
         self.write_arm(arm, rows, info, server.started_in_s)
@@ -256,7 +289,8 @@ class Proof(matrix.Matrix):
             else "the drafter's own, repetitive prompts",
             "layers": self.sizes.layers,
             "tp": self.sizes.tp,
-            "new_tokens_per_prompt": self.args.new,
+            "new_tokens_per_prompt": self.text(arm, arm.phases[0].text).tokens
+            or self.args.new,
             "side_by_side": len(self.workers),
             "start_s": round(started_in_s, 1),
             "attestation": info,
@@ -286,7 +320,7 @@ class Proof(matrix.Matrix):
         """The plain arms first: all others are compared with them."""
         first: queue.SimpleQueue[Arm] = queue.SimpleQueue()
         for arm in [arm for arm in arms if arm.records]:
-            if not all(self.kept(phase.text).exists() for phase in arm.phases):
+            if not all(self.kept(arm, phase.text).exists() for phase in arm.phases):
                 first.put(arm)
                 arms.remove(arm)
         self.work(first, self.workers[0])

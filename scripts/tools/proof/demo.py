@@ -84,7 +84,7 @@ def gpu_setup(work: Path, layers: int, new_tokens: int) -> Setup:
         "--attention-backend", "triton",
         "--max-running-requests", "8", "--cuda-graph-max-bs-decode", "8",
         "--context-length", "8192", "--mem-fraction-static", "0.85",
-        "--max-total-tokens", "65536", "--skip-server-warmup",
+        "--max-total-tokens", "65536", "--skip-server-warmup", "--disable-radix-cache",
     )  # fmt: skip
     return Setup(
         target,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from tools.proof import arms, speed_arms, traffic_arms, verifier_arms
+from tools.proof import arms, prefix_arms, speed_arms, traffic_arms, verifier_arms
 
 EVER = 1e9
 """Seconds of --budget where none is given."""
@@ -59,7 +59,12 @@ def bits(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--gpus", default="0", help="indices, separated by commas")
     add("--side-by-side", type=int, default=1, help="servers on one GPU")
     add("--profile", default="", help="arms of which a few steps are profiled")
+    add("--prefixes", default="2048,8192", help="tokens of prompts of the cache's arms")
     args = parser.parse_args(argv)
+    args.prefixes = [int(n) for n in _names(args.prefixes)]
+    room = args.context - prefix_arms.MORE
+    if max(args.prefixes, default=0) > room:
+        parser.error(f"found --prefixes over {room}, expected a larger --context")
     try:
         arms.chosen(args.arms)
     except ValueError as error:
@@ -140,7 +145,8 @@ def speed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--out", required=True, help="records, logs, report; kept between calls")
-    add("--only", default=",".join(speed_arms.STAGES), help="stages")
+    every = [name for name in speed_arms.STAGES if name != speed_arms.PREFIX]
+    add("--only", default=",".join(every), help=f"stages; also {speed_arms.PREFIX}")
     add("--arms", default="", help="default: all that the stages need")
     add("--rehearsal", action="store_true", help="tiny model on the CPU")
     add("--layers", type=int, default=64, choices=(4, 64))
@@ -149,6 +155,8 @@ def speed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--acceptance", type=float, default=5.46, help="acceptance length at --width")
     add("--contexts", default="", help="prompt tokens; default 64,2048,131072")
     add("--new-tokens", type=int, default=0, help="of every answer; default 256")
+    add("--prefixes", default="", help="prompts asked again; default 30000,131072")
+    add("--questions", type=int, default=0, help="behind one prefix; default 200")
     add("--mem-fraction", type=float, default=0.85)
     add("--host-backends", choices=HOST_BACKENDS, default="own")
     add("--bandwidth", type=float, help="GB/s for the cost model; default: NVML")
@@ -167,7 +175,8 @@ def speed(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"found --acceptance {args.acceptance}, expected 1 to --width")
     widths = tuple(int(width) for width in _names(args.widths))
     scale = speed_arms.REHEARSAL if args.rehearsal else speed_arms.GPU
-    args.scale = speed_arms.scaled(scale, args.contexts, args.new_tokens)
+    scale = speed_arms.scaled(scale, args.contexts, args.new_tokens)
+    args.scale = speed_arms.behind(scale, args.prefixes, args.questions)
     roles = speed_arms.roles(args.width, widths, max(c for c, _ in scale.load))
     names = [role.arm.name for role in roles]
     wanted = _names(args.arms) or [n for n in names if n not in speed_arms.IF_NAMED]

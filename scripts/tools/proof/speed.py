@@ -221,6 +221,7 @@ class Bench:
             "in-step": self.stages.in_step,
             "acceptance": self.stages.acceptance,
             "widths": self.stages.widths,
+            bench_arms.PREFIX: self.stages.prefix_cache,
         }
         address = servers.Address(role.arm.name, url)
         async with asyncio.timeout(self.left()), AsyncExitStack() as stack:

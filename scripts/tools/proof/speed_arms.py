@@ -17,6 +17,8 @@ LONG = 32768
 SEED = 42
 IF_NAMED = ("plain-eager",)
 """Arms that run only if --arms names them: without prefill graphs."""
+PREFIX = "prefix-cache"
+"""The stage that runs only if --only names it, with its arms."""
 
 
 class Role(NamedTuple):
@@ -30,7 +32,10 @@ class Role(NamedTuple):
 FEW = 8
 """Requests that the further widths are served for: room for the states of a block
 grows with width times requests, 74 GB for 16 times 32."""
-STAGES = ("memory", "accept", "in-step", "acceptance", "widths", "decode-table")
+STAGES = (
+    *("memory", "accept", "in-step", "acceptance", "widths", "decode-table"),
+    PREFIX,
+)
 """In the order they run: the longest prompt comes last, for it takes most time and may
 take the server down."""
 _ALL = ("memory", "decode-table", "accept")
@@ -55,7 +60,7 @@ def roles(width: int, widths: tuple[int, ...], requests: int) -> list[Role]:
     plain = arm("plain", None, width, "exact")
     eager = plain._replace(name="plain-eager", title="plain-eager", flags=EAGER)
     found = [
-        Role(plain, "plain", (*_ALL, "widths")),
+        Role(plain, "plain", (*_ALL, "widths", PREFIX)),
         Role(eager, "plain", ("decode-table",)),
         Role(
             arm("exact-dflash2", "dflash2", width, "exact"),
@@ -65,6 +70,9 @@ def roles(width: int, widths: tuple[int, ...], requests: int) -> list[Role]:
         Role(arm("host-plain", None, width, "stock"), "host-plain", _ALL),
         Role(arm("host-dflash2", "dflash2", width, "stock"), "host-plain", _ALL),
     ]
+    for name, mode in (("plain-cache", "exact"), ("host-cache", "stock")):
+        cached = arm(name, None, width, mode)._replace(cache=True)
+        found.append(Role(cached, "plain", (PREFIX,)))
     for other in widths:
         if other != width:
             few = min(requests, FEW)
@@ -92,6 +100,26 @@ def forced(arm: Arm, acceptance: float) -> dict[str, str]:
     }
 
 
+class PrefixScale(NamedTuple):
+    """How much stage prefix-cache asks, in tokens but for the counts.
+
+    Attributes:
+        lengths: of prompts that are asked again.
+        turns: of a conversation, each with a `question` and an `answer`.
+        questions: behind a `shared` prefix, `in_flight` at once; question and answer
+            are `short`.
+    """
+
+    lengths: tuple[int, ...] = (30000, 131072)
+    turns: int = 10
+    question: int = 400
+    answer: int = 100
+    questions: int = 200
+    shared: int = 4096
+    short: int = 32
+    in_flight: int = 32
+
+
 class Scale(NamedTuple):
     """How much is asked.
 
@@ -104,6 +132,7 @@ class Scale(NamedTuple):
         rounds: of its requests, fewer at the longest prompt.
         swept: acceptance lengths of the acceptance stage.
         vocab: token ids below it are used.
+        prefix: of stage prefix-cache.
     """
 
     prompts: int = 64
@@ -114,10 +143,14 @@ class Scale(NamedTuple):
     rounds: tuple[int, ...] = (3, 3, 1)
     swept: tuple[float, ...] = (1, 2, 3, 4, 5.46, 6.5, 8)
     vocab: int = VOCAB
+    prefix: PrefixScale = PrefixScale()
 
 
 GPU = Scale()
-REHEARSAL = Scale(4, ((1, 1), (2, 4)), 6, (8, 24), 6, (2, 1), (1, 3), 512)
+REHEARSAL = Scale(
+    4, ((1, 1), (2, 4)), 6, (8, 24), 6, (2, 1), (1, 3), 512,
+    PrefixScale((70,), 2, 20, 4, 3, 70, 4, 2),
+)  # fmt: skip
 """The same on the CPU: wiring alone, its speeds say nothing."""
 
 
@@ -134,3 +167,16 @@ def scaled(scale: Scale, contexts: str, new_tokens: int) -> Scale:
     if new_tokens:
         scale = scale._replace(new_tokens=new_tokens, decode_tokens=new_tokens)
     return scale
+
+
+def behind(scale: Scale, lengths: str, questions: int) -> Scale:
+    """The scale with other prompts and questions in stage prefix-cache.
+
+    Empty and 0 leave it as it is.
+    """
+    size = scale.prefix
+    if lengths:
+        size = size._replace(lengths=tuple(int(part) for part in lengths.split(",")))
+    if questions:
+        size = size._replace(questions=questions)
+    return scale._replace(prefix=size)

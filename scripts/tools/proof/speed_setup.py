@@ -16,6 +16,7 @@ from sglang_exact.rehearsal.drafters import draft_flags
 from tools.proof import arms as proof_arms
 from tools.proof.arms import VOCAB, Arm
 from tools.proof.arms import Sizes as ServerSizes
+from tools.proof.prefix_arms import CACHE
 from tools.proof.speed_arms import SEED, TITLE, Scale
 
 LENGTHS = (48, 61, 83, 97, 112, 128, 150, 176, 211, 255, 257, 300)
@@ -89,12 +90,14 @@ class Place(NamedTuple):
         """Server flags of an arm."""
         draft = self.draft(arm)
         if self.device == "cpu":
-            own = ["--mamba-ssm-dtype", "float32", "--disable-radix-cache"]
-            drafted = (
-                draft_flags(arm.drafter, draft, arm.draft_tokens) if arm.drafter else []
-            )
-            return drafted + (own if arm.mode == "stock" else [])
-        context = max(scale.contexts) + scale.decode_tokens + 1024
+            flags = ["--mamba-ssm-dtype", "float32"]
+            cached = [*CACHE, "--max-mamba-cache-size", "32"]
+            flags += cached if arm.cache else ["--disable-radix-cache"]
+            if arm.drafter:
+                flags += draft_flags(arm.drafter, draft, arm.draft_tokens)
+            return flags
+        longest = max(*scale.contexts, *scale.prefix.lengths)
+        context = longest + scale.decode_tokens + 1024
         sizes = ServerSizes(self.layers, context, self.mem_fraction)
         folder = draft.parent if draft is not None else self.folder
         flags = [*proof_arms.server_flags(arm, folder, sizes), *arm.flags]

@@ -25,7 +25,7 @@ from sglang_exact.bench.servers import Served
 from sglang_exact.hooks.testing import oracle
 from sglang_exact.view.console import Silent
 from tools.proof import speed_arms as bench_arms
-from tools.proof import speed_setup
+from tools.proof import speed_prefix, speed_setup
 from tools.proof.speed_arms import Role, Scale
 from tools.proof.speed_books import Books
 
@@ -41,6 +41,7 @@ NOTES = (
 )
 VERB = {
     "memory": "memory",
+    bench_arms.PREFIX: bench_arms.PREFIX,
     "decode-table": "decode-table",
     **dict.fromkeys(("accept", "in-step", "acceptance", "widths"), "accept"),
 }
@@ -141,6 +142,9 @@ class Stages:
         own = [row for row in rows if row["server"] == role.arm.name]
         if stage == "memory":
             return bool(own)
+        if stage == bench_arms.PREFIX:
+            size = self.scale.prefix
+            return len(own) >= len(size.lengths) + 2
         if stage == "decode-table":
             found = {row["prompt_tokens"]: row["rounds"] for row in own}
             wanted = zip(self.scale.contexts, self.scale.rounds, strict=True)
@@ -193,6 +197,7 @@ class Stages:
         decode = self.books.decode.get(role.reference, {})
         found = {
             "memory": True,
+            bench_arms.PREFIX: True,
             "decode-table": any(n in decode for n in self.scale.contexts),
             "accept": bool(self.known_loads(role, self.scale.load)),
         }
@@ -222,6 +227,13 @@ class Stages:
         plain = served.name == role.reference
         row = memory.row(served, usage, plain, gpu, role.reference)
         self.keep(recorder, served, row)
+
+    async def prefix_cache(self, role: Role, served: Served) -> None:
+        """What cached prefixes save."""
+        recorder = self.record(bench_arms.PREFIX, self.scale.prefix._asdict())
+        async for row in speed_prefix.measure(served, self.scale):
+            self.say(f"    {row}")
+            self.keep(recorder, served, row, "title")
 
     async def accept(self, role: Role, served: Served) -> None:
         """Speed at every concurrency, answers against the reference's."""
