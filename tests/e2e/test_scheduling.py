@@ -156,7 +156,7 @@ def _served(server: Server) -> list[Bits]:
 
 
 def _preempted(server: Server) -> dict[str, int]:
-    state = server.client.server_info()["internal_states"][0]
+    state = server.client.info()["internal_states"][0]
     counts: dict[str, int] = state["sglang_exact_preemption"]
     assert (counts["away"], counts["returned"]) == (0, counts["preempted"])
     return counts
@@ -196,7 +196,7 @@ def test_changes_while_one_is_away(tiny_models: Path, small_alone: list[Bits]) -
         client = server.client
         running = [Background(server, ids, LONG) for ids in SMALL]
         deadline = time.monotonic() + 120
-        while not client.server_info()["internal_states"][0]["sglang_exact_preemption"][
+        while not client.info()["internal_states"][0]["sglang_exact_preemption"][
             "away"
         ]:
             assert time.monotonic() < deadline

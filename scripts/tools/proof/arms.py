@@ -34,6 +34,8 @@ class Phase(NamedTuple):
 
     `text` names the prompts, and what is asked with them: one of `TEXTS`. In a `first`
     turn a drafter that learns from answers knows none yet, and may draft nothing right.
+    `whole` asks for that many tokens, a context's rest, as chats without max_tokens do;
+    each request ends at a token of its plain answer.
     """
 
     rate: float = 0.8
@@ -42,6 +44,7 @@ class Phase(NamedTuple):
     logprobs: bool = True
     text: str = "random"
     first: bool = False
+    whole: int = 0
 
 
 class Arm(NamedTuple):
@@ -120,6 +123,10 @@ _AT_MANY_WIDTHS = ("dflash", "dflash2")
 _SHORT = tuple(
     Phase(text=text, concurrency=n) for text in ("short", "penalties") for n in (8, 1)
 )
+CONTEXT = 262144
+_CHATS = (Phase(CARD_RATE, 8, 8, whole=CONTEXT - max(PROMPT_LENGTHS)),)
+# More than some machines have: no answer gets long enough to need it.
+_CHATS_ROOM = ("SGLANG_EXACT_PREEMPT_GIB", "192")
 _REPEATED = tuple(Phase(text=text) for text in ("repeated", "few"))
 ARMS = (
     Arm(
@@ -200,6 +207,17 @@ ARMS = (
             ("-dflash", "DFLASH, 8 draft tokens,", "dflash"),
             ("-mtp", "MTP, 8 draft tokens,", "mtp"),
         )
+    ),
+    *(
+        Arm(
+            f"chats-{drafter or 'plain'}",
+            f"{title}, 8 chats without max_tokens at {CONTEXT:,} tokens of context",
+            drafter,
+            phases=_CHATS,
+            flags=("--context-length", str(CONTEXT)),
+            env=(_CHATS_ROOM,),
+        )
+        for title, drafter in (("plain decode", None), ("DFLASH", "dflash"))
     ),
     Arm(
         "stock",

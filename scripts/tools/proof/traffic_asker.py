@@ -227,7 +227,7 @@ class Asker:
 
     def preempted(self) -> int:
         """How many requests this server has sent to host memory so far."""
-        state = self.server.client.server_info()["internal_states"][0]
+        state = self.server.client.info()["internal_states"][0]
         return int(state["sglang_exact_preemption"]["preempted"])
 
     def many(self) -> list[tuple[str, Completion]]:
