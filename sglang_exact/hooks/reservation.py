@@ -149,9 +149,8 @@ def check_pool(result: None, self: Any) -> None:
     full = capacity // (context + slack())
     if full < self.max_running_requests:
         logger.info(
-            "KV pool of %d tokens: %d of %d concurrent requests if all ask for the "
-            "full context of %d; a request whose prompt + max_new_tokens does not fit "
-            "waits for others to end",
+            "KV pool of %d tokens: %d of %d concurrent requests if all fill the "
+            "context of %d; what does not fit beside the others waits",
             capacity,
             full,
             self.max_running_requests,
