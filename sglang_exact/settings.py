@@ -36,6 +36,11 @@ VARIABLES: dict[str, str] = {
         "comma-separated names of other plugins that may be loaded; numerics become "
         "'unverified'"
     ),
+    "SGLANG_EXACT_PREEMPT_GIB": (
+        "GiB of host memory, of all ranks together, for KV of requests that wait when "
+        "the pool is full; half of the memory if not given. 0 makes each request "
+        "reserve all it may need"
+    ),
     "SGLANG_EXACT_TEST_REHEARSAL": "run the host on the CPU, kernels interpreted",
     "SGLANG_EXACT_TEST_DUMMY_WEIGHTS": "realistic random weights for load-format dummy",
     "SGLANG_EXACT_TEST_ORACLE": "file with known continuations for the oracle drafter",
@@ -49,13 +54,15 @@ VARIABLES: dict[str, str] = {
 class Settings(NamedTuple):
     """What the environment asks for.
 
-    `small_m` is the largest M that the small-M GEMM tiles take (0 turns them off).
+    `small_m` is the largest M that the small-M GEMM tiles take (0 turns them off),
+    `preempt_gib` the host memory for KV of requests that wait (None: half of it).
     """
 
     enable: bool = False
     allow_unpinned_host: bool = False
     allow_plugins: tuple[str, ...] = ()
     small_m: int = SMALL_M_DEFAULT
+    preempt_gib: float | None = None
     rehearsal: bool = False
     dummy_weights: bool = False
     oracle: str | None = None
@@ -116,6 +123,23 @@ def _small_m(environ: Mapping[str, str], reasons: list[Reason]) -> int:
     return SMALL_M_DEFAULT
 
 
+def _gib(environ: Mapping[str, str], reasons: list[Reason]) -> float | None:
+    name = "SGLANG_EXACT_PREEMPT_GIB"
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    if text.replace(".", "", 1).isdecimal():
+        return float(text)
+    reasons.append(
+        Reason(
+            f"{name}={text!r}",
+            "GiB of host memory, such as 64, or 0 (off)",
+            f"unset {name}; the default is half of the memory",
+        )
+    )
+    return None
+
+
 def read(environ: Mapping[str, str]) -> tuple[Settings, list[Reason]]:
     """Read the settings; unknown names and bad values come back as reasons."""
     reasons: list[Reason] = []
@@ -136,6 +160,7 @@ def read(environ: Mapping[str, str]) -> tuple[Settings, list[Reason]]:
         ),
         allow_plugins=_names(environ, "SGLANG_EXACT_ALLOW_PLUGINS"),
         small_m=_small_m(environ, reasons),
+        preempt_gib=_gib(environ, reasons),
         rehearsal=_boolean(environ, "SGLANG_EXACT_TEST_REHEARSAL", reasons),
         dummy_weights=_boolean(environ, "SGLANG_EXACT_TEST_DUMMY_WEIGHTS", reasons),
         oracle=environ.get("SGLANG_EXACT_TEST_ORACLE") or None,

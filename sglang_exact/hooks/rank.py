@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_exact import attestation
-from sglang_exact.hooks import prefix_cache, registered, small_m_gemm
+from sglang_exact.hooks import away, prefix_cache, registered, small_m_gemm
 from sglang_exact.hooks.attention_layer import HYBRID
 from sglang_exact.hooks.base import HOST_SCHEDULER, SCHEDULER, Unsupported, hook
 from sglang_exact.hooks.in_force import effect_reasons
@@ -118,7 +118,10 @@ def add_attestation(result: dict[str, Any], self: Any) -> dict[str, Any]:
     pool = self.tp_worker.model_runner.token_to_kv_pool
     if reasons := [*late_reasons(decided), *scope_model.cache_reasons(pool.dtype)]:
         gate.leave(Refused(reasons))
-    facts = attestation.runtime_facts(self) | {"prefix_cache": prefix_cache.room(self)}
+    facts = attestation.runtime_facts(self) | {
+        "prefix_cache": prefix_cache.room(self),
+        "preemption": away.room.facts(),
+    }
     record = attestation.record(decided, facts, selftest.last_report())
     logger.info("%s", attestation.log_line(record))
     attestation.publish_metrics(record)

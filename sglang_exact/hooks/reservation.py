@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request starts only when all it may ever need fits beside the others.
+"""A request starts when it fits beside the others, and all of them can end.
 
 Why: the host admits requests on a guess of how long their answers get
     (sglang/srt/managers/schedule_policy.py:746, at most 4096 tokens each), and when
     the guess fails it takes a request back and prefills its answer anew. Prefill and
     decode differ in bits, so an answer would depend on memory pressure.
-What: the sum over all live requests of prompt + max_new_tokens + what a verify step
-    holds in reserve stays within the KV pool. A request that does not fit waits. At
-    start-up the pool must hold one request of the full context, so that none waits
-    for ever and none is cut short by the pool (sglang/srt/managers/scheduler.py:2723).
-    Tokens of the prefix cache that no request of these holds are evicted for them.
+What: what all live requests hold now, their next steps included, stays within the KV
+    pool, and so does all that they may ever need (prompt + max_new_tokens + what a
+    verify step holds in reserve), or it stays within the pool and the host memory that
+    `preemption` sends requests to. There the largest of them counts twice: one is sent
+    away whole, however little is missing. A request that does not fit waits, and so
+    does everybody new while one is away. At start-up the pool must hold one request of
+    the full context, so that none waits for ever and none is cut short by the pool
+    (sglang/srt/managers/scheduler.py:2723). Tokens of the prefix cache that no request
+    of these holds are evicted for them.
 Scope: KV pools of one size (no sliding-window or shared pools).
 Retire when: the host can be told to never retract.
 """
@@ -20,6 +24,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from sglang_exact.hooks import away
 from sglang_exact.hooks.base import HOST_SCHEDULER, hook
 from sglang_exact.reasons import Reason, Refused
 
@@ -45,10 +50,25 @@ def need(req: Any) -> int:
     return len(req.origin_input_ids) + int(req.sampling_params.max_new_tokens) + slack()
 
 
-def fits(req: Any, live: Iterable[Any], capacity: int) -> bool:
-    """Whether `req` can run to its end beside `live` in a pool of `capacity` slots."""
-    others = {id(other): other for other in live if other is not req}
-    return need(req) + sum(need(other) for other in others.values()) <= capacity
+def soon(req: Any, ahead: int) -> int:
+    """KV slots that a request holds until `ahead` tokens from now, at most."""
+    done = len(req.origin_input_ids) + len(req.output_ids)
+    return min(done + ahead + slack(), need(req))
+
+
+def _group(req: Any, live: Iterable[Any]) -> list[Any]:
+    return list({id(one): one for one in (*live, req)}.values())
+
+
+def fits_soon(req: Any, live: Iterable[Any], capacity: int, ahead: int = 0) -> bool:
+    """Whether `req` fits beside `live` now, in a pool of `capacity` slots."""
+    return sum(soon(one, ahead) for one in _group(req, live)) <= capacity
+
+
+def fits(req: Any, live: Iterable[Any], capacity: int, host: int) -> bool:
+    """Whether `req` and `live` can all end: `host` more slots' KV can be put aside."""
+    needs = [need(one) for one in _group(req, live)]
+    return min(sum(needs), sum(needs) + max(needs) - host) <= capacity
 
 
 @hook(
@@ -69,12 +89,15 @@ def add_one_req(
     has_chunked_req: bool,
     truncation_align_size: int | None,
 ) -> Any:
-    """Around each admission: NO_TOKEN unless the whole request fits."""
+    """Around each admission: NO_TOKEN unless the request fits, and all can end."""
     from sglang.srt.managers.schedule_policy import AddReqResult
 
     running = self.running_batch.reqs if self.running_batch is not None else []
     capacity = int(self.token_to_kv_pool_allocator.size)
-    if not fits(req, [*running, *self.can_run_list], capacity):
+    live, host = [*running, *self.can_run_list], away.room.host_tokens
+    if away.room.away or not (
+        fits_soon(req, live, capacity) and fits(req, live, capacity, host)
+    ):
         return AddReqResult.NO_TOKEN
     return original_fn(
         self,
@@ -126,9 +149,8 @@ def check_pool(result: None, self: Any) -> None:
     full = capacity // (context + slack())
     if full < self.max_running_requests:
         logger.info(
-            "KV pool of %d tokens: %d of %d concurrent requests if all ask for the "
-            "full context of %d; a request whose prompt + max_new_tokens does not fit "
-            "waits for others to end",
+            "KV pool of %d tokens: %d of %d concurrent requests if all fill the "
+            "context of %d; what does not fit beside the others waits",
             capacity,
             full,
             self.max_running_requests,

@@ -141,48 +141,91 @@ def test_verify_with_overlap_and_odd_chunks(
         assert [bits(c) for c in late] == [alone[i] for i in order]
 
 
-# Four requests of 16 + 24 tokens in 100 slots: two fit at a time.
+# Six requests of 8 + 48 tokens in 100 slots: one and three quarters fit to their ends.
 SMALL_POOL = (
     "--context-length", "64", "--max-total-tokens", "100",
     "--schedule-conservativeness", "0.1",
 )  # fmt: skip
-SMALL = [prompt(seed, 16) for seed in (11, 12, 13, 14)]
-LONG = 24
+SMALL = [prompt(seed, 8) for seed in range(11, 17)]
+LONG = 48
+AWAY = "SGLANG_EXACT_PREEMPT_GIB"
 
 
-def _served(server: Server) -> list[object]:
-    return outcomes(server, SMALL, LONG, ignore_eos=False)
+def _served(server: Server) -> list[Bits]:
+    return [bits(answer) for answer in together(server, SMALL, LONG)]
 
 
-def _retractions(answers: list[object]) -> int:
-    return sum(
-        int(a.raw["meta_info"]["num_retractions"])
-        for a in answers
-        if isinstance(a, Completion)
-    )
+def _preempted(server: Server) -> dict[str, int]:
+    state = server.client.info()["internal_states"][0]
+    counts: dict[str, int] = state["sglang_exact_preemption"]
+    assert (counts["away"], counts["returned"]) == (0, counts["preempted"])
+    return counts
 
 
 @pytest.fixture(scope="module")
 def small_alone(plain: Server) -> list[Bits]:
-    return [bits(plain.generate(p, LONG, ignore_eos=False)) for p in SMALL]
+    return [bits(plain.generate(p, LONG)) for p in SMALL]
 
 
 def test_full_pool_makes_requests_wait(
     tiny_models: Path, small_alone: list[Bits]
 ) -> None:
+    """Without host memory each reserves all it may need."""
+    with Server(tiny_models / "target", flags=SMALL_POOL, env={AWAY: "0"}) as server:
+        assert _served(server) == small_alone
+        assert _preempted(server)["preempted"] == 0
+
+
+@pytest.mark.parametrize("drafter", [None, "dflash"])
+def test_preempted_requests_go_on(
+    tiny_models: Path, small_alone: list[Bits], drafter: str | None
+) -> None:
+    """Overlap on; the KV of some is in host memory for a while, drafts' KV too."""
+    flags = [*SMALL_POOL]
+    if drafter:
+        flags += draft_flags(drafter, tiny_models / drafter)
+        flags += ["--max-total-tokens", "200"]
+    with OverlapServer(tiny_models / "target", flags=flags) as server:
+        assert _served(server) == small_alone
+        assert _preempted(server)["preempted"] > 0
+
+
+def test_changes_while_one_is_away(tiny_models: Path, small_alone: list[Bits]) -> None:
+    """A pause, a refused update and flush, and an abort; a stream goes on after."""
     with Server(tiny_models / "target", flags=SMALL_POOL) as server:
-        answers = _served(server)
-    assert [bits(a) for a in answers if isinstance(a, Completion)] == small_alone
-    assert _retractions(answers) == 0
+        client = server.client
+        running = [Background(server, ids, LONG) for ids in SMALL]
+        deadline = time.monotonic() + 120
+        while not client.info()["internal_states"][0]["sglang_exact_preemption"][
+            "away"
+        ]:
+            assert time.monotonic() < deadline
+        client.request("/pause_generation", {"mode": "in_place"})
+        weights = {"model_path": str(server.model), "flush_cache": False}
+        with pytest.raises(RuntimeError, match="HTTP 400.*requests are live"):
+            client.request("/update_weights_from_disk", weights)
+        client.request("/continue_generation", {})
+        last = running.pop().abort()
+        found = [bits(one.result()) for one in running]
+        assert found == small_alone[:-1]
+        assert isinstance(last, Completion)
+        ids, logprobs = bits(last)
+        assert ids == small_alone[-1][0][: len(ids)]
+        assert logprobs == small_alone[-1][1][: len(ids)]
+        _preempted(server) if last.finish_reason != "abort" else None
+        assert bits(server.generate(SMALL[0], LONG)) == small_alone[0]
+        assert client.request("/update_weights_from_disk", weights)["success"]
 
 
 def test_retracted_request_ends_with_an_error(
     tiny_models: Path, small_alone: list[Bits]
 ) -> None:
     with Server(
-        tiny_models / "target", flags=SMALL_POOL, env={DISABLE: "reservation"}
+        tiny_models / "target",
+        flags=SMALL_POOL,
+        env={DISABLE: "reservation,preemption"},
     ) as server:
-        answers = _served(server)
+        answers = outcomes(server, SMALL, LONG)
     errors = [a for a in answers if isinstance(a, str)]
     assert errors
     assert all("HTTP 503" in text and "KV memory" in text for text in errors)
@@ -193,15 +236,15 @@ def test_retracted_request_ends_with_an_error(
 def test_recomputed_request_has_other_bits(
     tiny_models: Path, small_alone: list[Bits]
 ) -> None:
-    """Control of both: the host retracts, and what it recomputes differs."""
+    """Control of all three: the host retracts, and what it recomputes differs."""
     with Server(
         tiny_models / "target",
         flags=SMALL_POOL,
-        env={DISABLE: "reservation,retraction"},
+        env={DISABLE: "reservation,retraction,preemption"},
     ) as server:
-        answers = _served(server)
-    assert _retractions(answers) > 0
-    assert [bits(a) for a in answers if isinstance(a, Completion)] != small_alone
+        answers = together(server, SMALL, LONG)
+    assert sum(int(a.raw["meta_info"]["num_retractions"]) for a in answers) > 0
+    assert [bits(a) for a in answers] != small_alone
 
 
 def test_pool_smaller_than_the_context_is_refused(tiny_models: Path) -> None:

@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from sglang_exact.hooks import live_changes, prefill_grid, reservation, retraction
+from sglang_exact.hooks import (
+    away,
+    live_changes,
+    prefill_grid,
+    reservation,
+    retraction,
+)
 from sglang_exact.hooks.base import DIRECT, Hook, Unsupported, of
 from sglang_exact.hooks.in_force import effect_reasons
 from sglang_exact.host import source
@@ -77,6 +83,7 @@ def request(prompt: int = 100, new: int = 10, done: int = 0) -> Any:
     return SimpleNamespace(
         rid="r",
         origin_input_ids=[1] * prompt,
+        output_ids=[],
         full_untruncated_fill_ids=[1] * prompt,
         prefix_len=done,
         extend_end=prompt,
@@ -165,6 +172,27 @@ def test_admission_counts_every_live_request_once() -> None:
     assert admit(tight, request()) is AddReqResult.NO_TOKEN
     # Long answers count in full, not up to the host's 4096.
     assert admit(adder(None, [], size=5000), request(1, 5000)) is AddReqResult.NO_TOKEN
+
+
+def test_admission_beside_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All may need more than the pool, if what would be sent away has a place."""
+    monkeypatch.setattr(away, "room", away.Room())
+    running, new = request(), request()
+    need = reservation.need(new)
+    running.output_ids = [1] * 5
+    now = 2 * (100 + 4 * BLOCK) + 5
+    for size, host, admitted in (
+        (now, 3 * need - now, True),
+        (now, 3 * need - now - 1, False),
+        (now - 1, 10**6, False),
+        (2 * need, 0, True),
+        (2 * need - 1, 0, False),
+    ):
+        away.room.host_tokens = host
+        found = admit(adder(None, [running], size=size), new)
+        assert (found is AddReqResult.CONTINUE) is admitted
+    away.room.away.append(running)
+    assert admit(adder(None, [], size=10**6), new) is AddReqResult.NO_TOKEN
 
 
 @pytest.mark.parametrize("capacity", [511, 512])

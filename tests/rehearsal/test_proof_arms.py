@@ -229,3 +229,23 @@ def test_a_proof_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def _equal(server: Any, options: dict[str, Any]) -> None:
     server.options, server.env = options | {"mode": "exact"}, options["env"]
+
+
+def test_chats_end_at_a_token_of_their_plain_answer() -> None:
+    """They ask for the whole context; what they get is held against that much."""
+    asked = []
+
+    def generate(ids: list[int], tokens: int, **ends: Any) -> Completion:
+        asked.append((tokens, ends))
+        return answer(*ids)
+
+    def answer(*ids: int) -> Completion:
+        return Completion(ids, tuple(ids), "stop", 0, len(ids), None, {})
+
+    server: Any = SimpleNamespace(client=SimpleNamespace(generate=generate))
+    phase = proof_arms.Phase(concurrency=1, prompts=1, whole=1000)
+    text = proof_arms.Text([[4, 5, 6]], {})
+    found, wanted = script.ask_whole(server, phase, text, [answer(4, 5, 6, 5, 4)])
+    assert asked == [(1000, {"ignore_eos": False, "stop_token_ids": [6]})]
+    assert (found[0].ids, wanted[0].ids) == ((4, 5, 6), (4, 5, 6))
+    assert wanted[0].logprobs == (4, 5, 6)

@@ -41,12 +41,12 @@ def test_every_arm_has_a_server(
     rehearsal: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The reference first, three controls, three restarts with caches of their own."""
+    """The reference first, four controls, three restarts with caches of their own."""
     monkeypatch.chdir(tmp_path)
     made = run(script, Path("state"), rehearsal)
     arms = traffic_arms.arms_of(SHAPES[rehearsal])
     assert arms[0].name == "plain"
-    assert sum(not arm.equal for arm in arms) == 3
+    assert sum(not arm.equal for arm in arms) == 4
     folders = set()
     for arm in arms:
         assert set(arm.phases) <= set(traffic_asker.PHASES)
@@ -89,7 +89,7 @@ def test_half_a_reference_is_none(
     )
     monkeypatch.setattr(made, "server", lambda arm, plan: server)
     made.one(Arm("dflash", "DFLASH", "dflash"))
-    assert "expected 23; fix: run arm plain" in made.failed["dflash"]
+    assert "expected 29; fix: run arm plain" in made.failed["dflash"]
 
 
 def completion(ids: tuple[int, ...], value: float) -> Completion:
@@ -116,6 +116,10 @@ def test_judge_sees_one_bit(script: ModuleType, tmp_path: Path) -> None:
     idle = Completion((4, 5), (), "length", 0, 2, None, same.raw)
     made._judge(arm, "flow", [("prompt", idle)], 1.0)
     assert made.rows["x flow"]["as_expected"] is False
+    # Nor does a crowd of which nobody was sent to host memory.
+    for sent, expected in ((0, False), (1, True)):
+        made._judge(arm, "crowd", [("prompt", same)], 1.0, sent)
+        assert made.rows["x crowd"]["as_expected"] is expected
 
 
 def test_a_logprob_that_is_no_number_differs(

@@ -187,8 +187,33 @@ CONTROLS: dict[str, Control] = {
         "in-flight-8",
         drafter=None,
         flags=_SMALL_POOL,
-        also=("retraction",),
+        also=("retraction", "preemption"),
     ),
+    "preemption": Control(
+        DIVERGED,
+        _POOL,
+        "in-flight-8",
+        drafter=None,
+        flags=_SMALL_POOL,
+        also=("retraction", "reservation"),
+    ),
+    "preemption_room": Control(
+        ATTESTED, why="without host memory a request reserves all it may need"
+    ),
+    "preemption_return": Control(
+        COULD_NOT_RUN,
+        _POOL,
+        "in-flight-8",
+        drafter=None,
+        flags=_SMALL_POOL,
+        options=("--request-timeout", "60"),
+        why="who is away never comes back",
+    ),
+    **dict.fromkeys(
+        ("preemption_live", "preemption_idle"),
+        Control(ATTESTED, why="for aborts, updates and flushes while one is away"),
+    ),
+    "preemption_counts": Control(ATTESTED, why="it counts, and decides nothing"),
     "reservation_pool": Control(
         COULD_NOT_RUN,
         ("near-the-end",),
@@ -203,7 +228,7 @@ CONTROLS: dict[str, Control] = {
         "in-flight-8",
         drafter=None,
         flags=_SMALL_POOL,
-        also=("reservation",),
+        also=("reservation", "preemption"),
     ),
     "retraction_pause": Control(
         DIVERGED, ("long-answer",), drafter=None, meanwhile="retract"

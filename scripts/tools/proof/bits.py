@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import queue
@@ -25,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sglang_exact.client.blocking import Completion
@@ -59,6 +61,30 @@ def draw(
         oracle.write_plan(plan, rate, known)
 
 
+def ask_whole(
+    server: Server, phase: Phase, text: Text, reference: list[Completion]
+) -> tuple[list[Completion], list[Completion]]:
+    """All prompts of a phase at once, each for the rest of the context.
+
+    Each stops at the last token of its plain answer that is not in it before. Returns
+    the answers, and the plain ones as far as these go.
+    """
+
+    def ask(number: int) -> Completion:
+        ids = reference[number].ids
+        last = max(i for i, token in enumerate(ids) if ids.index(token) == i)
+        ends: Row = {"ignore_eos": False, "stop_token_ids": [ids[last]]}
+        return server.client.generate(text.prompts[number], phase.whole, **ends)
+
+    with ThreadPoolExecutor(phase.concurrency) as pool:
+        found = list(pool.map(ask, range(phase.prompts)))
+    ends = [len(answer.ids) for answer in found]
+    return found, [
+        dataclasses.replace(plain, ids=plain.ids[:end], logprobs=plain.logprobs[:end])
+        for plain, end in zip(reference, ends, strict=False)
+    ]
+
+
 def run_phase(
     server: Server,
     arm: Arm,
@@ -78,6 +104,7 @@ def run_phase(
     count = phase.prompts or len(text.prompts)
     asked = [text.prompts[i % len(text.prompts)] for i in range(count)]
     started = time.monotonic()
+<<<<<<< HEAD
     found = server.generate_many(
         asked,
         text.tokens or new_tokens,
@@ -85,6 +112,18 @@ def run_phase(
         return_logprob=phase.logprobs,
         **text.sampling,
     )
+=======
+    if phase.whole and reference is not None:
+        found, reference = ask_whole(server, phase, text, reference)
+    else:
+        found = server.generate_many(
+            asked,
+            new_tokens,
+            concurrency=phase.concurrency,
+            return_logprob=phase.logprobs,
+            **text.sampling,
+        )
+>>>>>>> preempt
     seconds = time.monotonic() - started
     tokens = sum(len(c.ids) for c in found)
     verifies = sum(c.spec_verify_ct for c in found)

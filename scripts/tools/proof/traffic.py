@@ -131,11 +131,21 @@ class Run(matrix.Matrix):
             for phase in arm.phases:
                 began = time.monotonic()
                 found = PHASES[phase](asker)
-                self._judge(arm, phase, found, time.monotonic() - began)
+                seconds = time.monotonic() - began
+                sent = None
+                if phase == "crowd" and arm.equal:
+                    sent = asker.preempted()
+                self._judge(arm, phase, found, seconds, sent)
 
     def _judge(
-        self, arm: Arm, phase: str, found: Sequence[tuple[str, Completion]], s: float
+        self,
+        arm: Arm,
+        phase: str,
+        found: Sequence[tuple[str, Completion]],
+        s: float,
+        sent: int | None = None,
     ) -> None:
+        """Write a row; `sent` to host memory, where none proves nothing."""
         if arm.records and phase in ALONE:
             self.reference |= {name: said(answer) for name, answer in found}
             self.kept.write_text(json.dumps(self.reference))
@@ -158,7 +168,9 @@ class Run(matrix.Matrix):
             "differ": differ,
             "control": not arm.equal,
             "as_expected": bool(differ) != arm.equal
+            and sent != 0
             and matrix.used_drafts(arm, len(found), tokens, verifies),
+            **({} if sent is None else {"preempted": sent}),
             "seconds": round(s, 1),
         }
         self.rows[self.key(row)] = row

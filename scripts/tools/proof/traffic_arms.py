@@ -11,7 +11,7 @@ REQUEST_HOOKS = "accept_dflash,accept_dflash_adjust,penalties_count"
 """Without them the host drops penalties and draws seeded tokens by coins."""
 
 
-ALONE = ("alone", "kinds_alone", "repeats_alone")
+ALONE = ("alone", "kinds_alone", "repeats_alone", "crowd_alone")
 """Phases in which the plain server answers what all others are compared with."""
 
 
@@ -22,7 +22,8 @@ DRAFTED = ("dflash", "mtp")
 class Shape(NamedTuple):
     """Sizes of prompts and servers: `chunks` are the sizes that arms set.
 
-    `repeats` are the repetitive prompts and how many requests are made of them.
+    `repeats` are the repetitive prompts and how many requests are made of them; `crowd`
+    are requests, tokens of each answer, and the KV pool and context that they share.
     """
 
     lengths: tuple[int, ...]
@@ -33,13 +34,17 @@ class Shape(NamedTuple):
     chunks: tuple[int, int]
     many: int
     repeats: tuple[int, int]
+    crowd: tuple[int, int, int, int]
 
 
 GPU = Shape(
     (37, 64, 65, 200, 256, 257, 511, 700, 1023, 1500, 2049, 3100),
     VOCAB, 48, 8192, 16, (512, 2048), 32, (30, 300),
+    (12, 256, 1024, 512),
 )  # fmt: skip
-REHEARSAL = Shape((12, 70, 140), 512, 5, 512, 2, (64, 128), 4, (6, 12))
+REHEARSAL = Shape(
+    (12, 70, 140), 512, 5, 512, 2, (64, 128), 4, (6, 12), (6, 40, 160, 64)
+)
 
 
 def arms_of(shape: Shape) -> list[Arm]:
@@ -47,6 +52,11 @@ def arms_of(shape: Shape) -> list[Arm]:
     small, large = (str(x) for x in shape.chunks)
     captured = ("--cuda-graph-bs-decode", *(str(n + 1) for n in range(shape.rows)))
     chunk = "--chunked-prefill-size"
+    pool = (
+        "--max-total-tokens", str(shape.crowd[2]),
+        "--context-length", str(shape.crowd[3]),
+        "--schedule-conservativeness", "0.1",
+    )  # fmt: skip
     settings = (
         "--enable-metrics", "--log-requests", "--log-level", "info",
         "--mem-fraction-static", "0.9", "--decode-log-interval", "1",
@@ -174,6 +184,27 @@ def arms_of(shape: Shape) -> list[Arm]:
             "ngram",
             oracle=False,
             phases=("repeats",),
+        ),
+        Arm(
+            "crowd-plain",
+            "plain, a pool for a third of what is asked at once",
+            flags=pool,
+            phases=("crowd",),
+        ),
+        Arm(
+            "crowd-dflash",
+            "DFLASH, a pool for a third of what is asked at once",
+            "dflash",
+            flags=pool,
+            phases=("crowd",),
+        ),
+        Arm(
+            "control-retract",
+            "control: the host takes requests back from a full pool",
+            flags=pool,
+            disable="preemption,reservation,retraction",
+            equal=False,
+            phases=("crowd",),
         ),
         Arm(
             "control-chain",

@@ -102,11 +102,15 @@ class Asker:
             shape.repeats[0], shape.vocab, shape.lengths[:6]
         )
         self.repeats = {f"repeats-{i}": ids for i, ids in enumerate(rows)}
+        self.crowded = {
+            f"crowd-{i}": make_prompt(2000 + i, 8 + i, shape.vocab)
+            for i in range(shape.crowd[0])
+        }
 
     @property
     def everything(self) -> dict[str, list[int]]:
         """Every prompt by its name."""
-        return {**self.prompts, **self.kinds, **self.repeats}
+        return {**self.prompts, **self.kinds, **self.repeats, **self.crowded}
 
     def greedy(self, name: str) -> tuple[str, Completion]:
         """One prompt by its name."""
@@ -208,6 +212,24 @@ class Asker:
             raise RuntimeError(f"found the victim's end {end!r}, expected 'abort'")
         return found
 
+    def long(self, name: str) -> tuple[str, Completion]:
+        """One of the crowd."""
+        return name, self.server.generate(self.crowded[name], self.shape.crowd[1])
+
+    def crowd_alone(self) -> list[tuple[str, Completion]]:
+        """Every one of the crowd by itself."""
+        return [self.long(name) for name in self.crowded]
+
+    def crowd(self) -> list[tuple[str, Completion]]:
+        """The crowd twice, all at once: together they need several pools."""
+        with ThreadPoolExecutor(2 * len(self.crowded)) as pool:
+            return list(pool.map(self.long, [*self.crowded, *self.crowded]))
+
+    def preempted(self) -> int:
+        """How many requests this server has sent to host memory so far."""
+        state = self.server.client.info()["internal_states"][0]
+        return int(state["sglang_exact_preemption"]["preempted"])
+
     def many(self) -> list[tuple[str, Completion]]:
         """As many requests in flight as the server runs."""
         return self.flow(self.shape.many)
@@ -218,6 +240,8 @@ PHASES: dict[str, Callable[[Asker], list[tuple[str, Completion]]]] = {
     "kinds_alone": Asker.kinds_alone,
     "repeats_alone": Asker.repeats_alone,
     "repeats": Asker.repeats_mixed,
+    "crowd_alone": Asker.crowd_alone,
+    "crowd": Asker.crowd,
     "kinds": Asker.kinds_together,
     "rows": Asker.rows,
     "flow": Asker.flow,
