@@ -11,7 +11,8 @@ class Phase(NamedTuple):
 
     `prompts` 0 asks each once. `text` names them, and what is asked with them: one of
     `TEXTS`. In a `first` turn a drafter that learns from answers knows none yet, and
-    may draft nothing right.
+    may draft nothing right. `whole` asks for that many tokens, a context's rest, as
+    chats without max_tokens do; each request ends at a token of its plain answer.
     """
 
     rate: float = 0.8
@@ -20,6 +21,7 @@ class Phase(NamedTuple):
     logprobs: bool = True
     text: str = "random"
     first: bool = False
+    whole: int = 0
 
 
 class Arm(NamedTuple):

@@ -104,26 +104,16 @@ def run_phase(
     count = phase.prompts or len(text.prompts)
     asked = [text.prompts[i % len(text.prompts)] for i in range(count)]
     started = time.monotonic()
-<<<<<<< HEAD
-    found = server.generate_many(
-        asked,
-        text.tokens or new_tokens,
-        concurrency=phase.concurrency,
-        return_logprob=phase.logprobs,
-        **text.sampling,
-    )
-=======
     if phase.whole and reference is not None:
         found, reference = ask_whole(server, phase, text, reference)
     else:
         found = server.generate_many(
             asked,
-            new_tokens,
+            text.tokens or new_tokens,
             concurrency=phase.concurrency,
             return_logprob=phase.logprobs,
             **text.sampling,
         )
->>>>>>> preempt
     seconds = time.monotonic() - started
     tokens = sum(len(c.ids) for c in found)
     verifies = sum(c.spec_verify_ct for c in found)
