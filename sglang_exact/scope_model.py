@@ -149,22 +149,7 @@ def resolved_reasons(cfg: Any, model: Any) -> list[Reason]:
     said = any("quantized checkpoint" in reason.found for reason in reasons)
     if model.quantization is not None and not said:
         reasons.append(quantized(str(model.quantization)))
-    reasons += prefix_reasons(cfg, model.hf_config)
     return [*reasons, *graph_reasons(cfg), *size_reasons(cfg, model)]
-
-
-def prefix_reasons(cfg: Any, hf_config: Any) -> list[Reason]:
-    """Reasons in the prefix cache: a model without states has no cuts to keep."""
-    family = scope_families.find(list(hf_config.architectures or ()))
-    if cfg.disable_radix_cache or family is None or family.grid > 1:
-        return []
-    return [
-        Reason(
-            f"the prefix cache on, with {family.title}",
-            "it off (keys that decode computed would be found in it)",
-            "pass --disable-radix-cache",
-        )
-    ]
 
 
 def graph_reasons(cfg: Any) -> list[Reason]:

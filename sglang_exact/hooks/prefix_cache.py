@@ -98,6 +98,13 @@ def check_match(result: Any, self: Any, params: Any) -> None:
         )
 
 
+NO_STATES = Reason(
+    "the prefix cache of a model without states",
+    "none (keys that decode computed would be found in it)",
+    "pass --disable-radix-cache",
+)
+
+
 def interval_reasons(interval: int, context_length: int) -> list[Reason]:
     """Reasons in the tokens between two states that decode would keep."""
     if interval > context_length:
@@ -113,9 +120,11 @@ def interval_reasons(interval: int, context_length: int) -> list[Reason]:
 
 @hook(f"{HOST_SCHEDULER}.init_model_worker", "AFTER", name="prefix_interval")
 def check_interval(result: None, self: Any) -> None:
-    """After Scheduler.init_model_worker: decode keeps no states. Raises Refused."""
-    from sglang.srt.runtime_context import get_exec
+    """After Scheduler.init_model_worker: decode keeps nothing. Raises Refused."""
+    from sglang.srt.runtime_context import get_exec, get_memory
 
+    if not get_memory().disable_radix_cache and mamba_prefill_chunk_grid() == 1:
+        raise Refused([NO_STATES])
     mamba = get_exec().mamba
     if not mamba.enable_mamba_extra_buffer:
         return

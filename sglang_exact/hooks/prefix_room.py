@@ -9,8 +9,9 @@ What: pools are sized with the cache. Where that leaves fewer than FEWEST reques
     than --max-running-requests if those are less, or no room for one of the full
     context, the cache is turned off and they are sized without it; a line in the log
     says so, and the rank attests none. --max-mamba-cache-size insists: it is not
-    looked at.
-Scope: hybrid targets; before anything is allocated, and the same on every rank, which
+    looked at. A model without states has no cache: keys that decode computed would be
+    found in it.
+Scope: targets; before anything is allocated, and the same on every rank, which
     size by the least memory among them.
 Retire when: the cache takes no more states than there are prefixes.
 """
@@ -66,8 +67,12 @@ def make_room(
 
     schedule = get_schedule()
     hybrid = self.mambaish_config is not None
-    insists = schedule.max_mamba_cache_size is not None
-    if not hybrid or insists or get_memory().disable_radix_cache:
+    insists = hybrid and schedule.max_mamba_cache_size is not None
+    if insists or get_memory().disable_radix_cache:
+        return original_fn(self, pre_model_load_memory=pre_model_load_memory)
+    if not hybrid:
+        logger.info("no prefix cache: found a model without states to keep")
+        _turn_off()
         return original_fn(self, pre_model_load_memory=pre_model_load_memory)
     try:
         found = original_fn(self, pre_model_load_memory=pre_model_load_memory)

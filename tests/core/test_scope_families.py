@@ -113,16 +113,6 @@ def test_the_grid_is_that_of_the_family(
 
 
 @pytest.mark.usefixtures("two")
-@pytest.mark.parametrize("family", [*FAMILIES, OTHER], ids=lambda family: family.name)
-def test_prefixes_are_kept_of_states_alone(family: Family) -> None:
-    config = SimpleNamespace(architectures=list(family.architectures))
-    for off in (True, False):
-        cfg = SimpleNamespace(disable_radix_cache=off)
-        found = scope_model.prefix_reasons(cfg, config)
-        assert bool(found) is (family is OTHER and not off)
-
-
-@pytest.mark.usefixtures("two")
 @pytest.mark.parametrize(
     ("architecture", "run"),
     [("Qwen3_5ForCausalLM", ["gdn"]), ("OtherForCausalLM", [])],

@@ -121,7 +121,6 @@ def setup(**changes: Any) -> tuple[Any, Any]:
         "chunked_prefill_size": 8192,
         "max_prefill_tokens": 16384,
         "max_running_requests": None,
-        "disable_radix_cache": False,
         "tp_size": 1,
     }
     return SimpleNamespace(**{**cfg, **changes}), model

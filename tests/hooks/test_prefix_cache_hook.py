@@ -71,7 +71,7 @@ def test_interval_lies_beyond_the_context() -> None:
 class Pools:
     """Stands in for the host's configurator: sizes with the cache, then without."""
 
-    mambaish_config = "any"
+    mambaish_config: str | None = "any"
     model_config = SimpleNamespace(context_len=1000)
 
     def __init__(self, *found: Any) -> None:
@@ -128,6 +128,10 @@ def test_cache_takes_no_room_from_who_runs(
     assert make(Pools(few := sized(1, 10))) is few
     schedule.max_mamba_cache_size, memory.disable_radix_cache = None, True
     assert make(Pools(few)) is few and not turned
+    # A model without states has none to keep.
+    memory.disable_radix_cache, dense = False, Pools(few)
+    dense.mambaish_config = None
+    assert make(dense) is few and (dense.calls, turned) == (1, [True])
 
 
 def extend(tensors: list[Any], lengths: list[int], states: Any, **more: Any) -> Any:
