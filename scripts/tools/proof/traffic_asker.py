@@ -213,8 +213,9 @@ class Asker:
         return found
 
     def long(self, name: str) -> tuple[str, Completion]:
-        """One of the crowd."""
-        return name, self.server.generate(self.crowded[name], self.shape.crowd[1])
+        """One of the crowd. With ignore_eos the host would reserve its whole answer."""
+        ids, tokens = self.crowded[name], self.shape.crowd[1]
+        return name, self.server.generate(ids, tokens, ignore_eos=False)
 
     def crowd_alone(self) -> list[tuple[str, Completion]]:
         """Every one of the crowd by itself."""
