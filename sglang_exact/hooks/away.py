@@ -12,7 +12,8 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +25,8 @@ _LIMITS = (
 )
 
 
-class Away(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Away:
     """One request: its batch of one, and its KV of `length` slots, a copy a pool."""
 
     batch: Any

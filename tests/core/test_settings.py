@@ -92,3 +92,21 @@ def test_test_settings_show() -> None:
 def test_variables_of_other_programs_are_none_of_ours() -> None:
     _, reasons = settings.read({"SGLANG_EXACTLY": "1", "SGLANG_PLUGINS": "x"})
     assert reasons == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("", None), ("0", 0.0), ("64", 64.0), ("1.5", 1.5)]
+)
+def test_host_memory_for_requests_that_wait(text: str, expected: float | None) -> None:
+    config, reasons = settings.read({"SGLANG_EXACT_PREEMPT_GIB": text})
+    assert config.preempt_gib == expected
+    assert reasons == []
+
+
+@pytest.mark.parametrize("text", ["-1", "all", "1e3", "inf", "1.2.3", "."])
+def test_host_memory_that_is_no_number(text: str) -> None:
+    config, reasons = settings.read({"SGLANG_EXACT_PREEMPT_GIB": text})
+    assert config.preempt_gib is None
+    assert [reason.found for reason in reasons] == [
+        f"SGLANG_EXACT_PREEMPT_GIB={text!r}"
+    ]

@@ -125,11 +125,13 @@ def speak_json(folder: Path) -> None:
 class Background:
     """A request in flight; it can be aborted by its id."""
 
-    def __init__(self, server: Server, ids: Sequence[int], tokens: int) -> None:
+    def __init__(
+        self, server: Server, ids: Sequence[int], tokens: int, **sampling: Any
+    ) -> None:
         self.server, self.rid = server, f"background-{threading.get_ident()}-{id(self)}"
         self._pool = ThreadPoolExecutor(max_workers=1)
         self._future = self._pool.submit(
-            outcome, server, ids, tokens, extra={"rid": self.rid}
+            outcome, server, ids, tokens, extra={"rid": self.rid}, **sampling
         )
 
     def abort(self) -> Any:

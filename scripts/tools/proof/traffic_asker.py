@@ -213,8 +213,15 @@ class Asker:
         return found
 
     def long(self, name: str) -> tuple[str, Completion]:
-        """One of the crowd."""
-        return name, self.server.generate(self.crowded[name], self.shape.crowd[1])
+        """One of the crowd: greedy, with a penalty, seeded, or both.
+
+        With ignore_eos the host would reserve its whole answer.
+        """
+        number = int(name.removeprefix("crowd-"))
+        kind = [KINDS[i] for i in (0, 1, 4, 9)][number % 4]
+        ids, tokens = self.crowded[name], self.shape.crowd[1]
+        found = self.server.generate(ids, tokens, ignore_eos=False, **kind.sampling)
+        return name, found
 
     def crowd_alone(self) -> list[tuple[str, Completion]]:
         """Every one of the crowd by itself."""

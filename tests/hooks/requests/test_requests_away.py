@@ -221,11 +221,14 @@ def test_memory_is_that_of_the_container(
     assert away.host_memory() == 4096
 
 
-def test_aborted_while_away() -> None:
+def test_aborted_while_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends as a running one does; row and states are free, its slots were."""
     scheduler = make_scheduler()
     batch = make_batch(scheduler)
     one = away.send(scheduler, batch)
+    # Another one, older, that waits for room.
+    other = away.send(scheduler, batch)
+    monkeypatch.setattr(preemption, "_comes_back", lambda *unused: False)
     rows = scheduler.req_to_token_pool.available_size()
     slots = scheduler.token_to_kv_pool_allocator.available_size()
     streamed: list[Any] = []
@@ -235,14 +238,20 @@ def test_aborted_while_away() -> None:
     live = preemption.count_as_live([None, batch], scheduler)
     assert one.req in live[-1].reqs
     one.req.to_finish = end = SimpleNamespace(message="Aborted")
+    scheduler.chunked_req = None
     plan = preemption.bring_back(
         lambda self, running_batch: "prefill", scheduler, batch
     )
-    assert plan == "prefill"
+    assert plan.batch_to_run is None, "nobody new is admitted"
     assert one.req.finished_reason is end
     assert streamed == [one.req]
     assert scheduler.finished == ["r2"]
     assert scheduler.tree_cache.released == [(one.req, False)]
     assert scheduler.req_to_token_pool.available_size() == rows + 1
     assert scheduler.token_to_kv_pool_allocator.available_size() == slots
+    assert away.room.away == [other]
+    assert [req.rid for req in preemption.count_as_live([], scheduler)[0].reqs] == [
+        "r1"
+    ]
+    away.drop(scheduler, other)
     assert preemption.count_as_live([batch], scheduler) == [batch]
