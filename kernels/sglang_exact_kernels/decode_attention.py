@@ -49,8 +49,8 @@ class _Tile(NamedTuple):
 # two programs of 16 keys, are up to a fifth faster with 8 or 32 requests of 2048 to
 # 32,768. It spills outside its loop over keys. sm120 has 99 KiB of shared memory and 4
 # bytes per clock and multiprocessor of bandwidth, so small tiles do there; its row and
-# the splits below rest on compiled code there (82 KiB, 24 bytes spilled outside the
-# loop), not on measurements.
+# the splits below rest on compiled code there (no spills, 82 KiB), not on
+# measurements.
 _TILES = {
     90: _Tile(block_n=64, num_warps=4, num_stages=5, programs_per_sm=1),
     120: _Tile(block_n=16, num_warps=8, num_stages=7, programs_per_sm=1),

@@ -31,31 +31,6 @@ def _split_start(s, TIERS: tl.constexpr):
 
 
 @triton.jit
-def _dealt(items, lack, PIECES: tl.constexpr):
-    """How `items` are dealt where programs from `lack` on got one piece less before.
-
-    Each of those takes PIECES first; 0 for `lack`: all are even. Returns how many items
-    make up for it in all, how many this program takes of them, and its part of the rest
-    """
-    pid, programs = tl.program_id(0), tl.num_programs(0)
-    made_up = tl.where(lack > 0, tl.minimum(PIECES * (programs - lack), items), 0)
-    mine = tl.cdiv(tl.maximum(made_up - (pid - lack), 0), programs - lack)
-    mine = tl.where((lack > 0) & (pid >= lack), mine, 0)
-    return made_up, mine, tl.cdiv(tl.maximum(items - made_up - pid, 0), programs)
-
-
-@triton.jit
-def _item(at, mine, made_up, lack):
-    """Number of this program's item `at`, as `_dealt` deals them."""
-    pid, programs = tl.program_id(0), tl.num_programs(0)
-    return tl.where(
-        at < mine,
-        pid - lack + (programs - lack) * at,
-        made_up + pid + programs * (at - mine),
-    )
-
-
-@triton.jit
 def _attend_split(
     q_tile,
     limit,
@@ -148,54 +123,22 @@ def attend_kernel(
     MAX_BS: tl.constexpr,
     TIERS: tl.constexpr,
 ):
-    END_0, KEYS_0, END_1, KEYS_1, KEYS_2 = TIERS
-    N_0: tl.constexpr = END_0 // KEYS_0
-    N_1: tl.constexpr = N_0 + (END_1 - END_0) // KEYS_1
     offs_r = tl.arange(0, MAX_BS)
     live = offs_r < bs
     begins = tl.load(kv_indptr + offs_r, mask=live, other=0)
     lengths = tl.load(kv_indptr + offs_r + 1, mask=live, other=0) - begins
     lengths += tl.where(live, tail, 0)
     counts = _splits_of(lengths, TIERS)
-    # Splits of the last tier, the middle one and the first, of each request.
-    late, early = tl.maximum(counts - N_1, 0), tl.minimum(counts, N_0)
-    middle = counts - late - early
-    late_ends, middle_ends = tl.cumsum(late, 0), tl.cumsum(middle, 0)
-    early_ends = tl.cumsum(early, 0)
-    lates, middles = tl.sum(late, 0), tl.sum(middle, 0)
-    earlies = tl.sum(early, 0)
+    ends = tl.cumsum(counts, 0)
     chunks = tl.cdiv(T * GROUP, BLOCK_M)
     lanes = HKV * chunks
+    total = tl.sum(counts, 0)
 
-    # The longest are dealt first; then each program that got one less makes up for it.
-    pid, programs = tl.program_id(0), tl.num_programs(0)
-    n_late = tl.cdiv(tl.maximum(lates * lanes - pid, 0), programs)
-    lack_1 = lates * lanes % programs
-    up_1, mine_1, n_middle = _dealt(middles * lanes, lack_1, KEYS_2 // KEYS_1)
-    lack_0 = (middles * lanes - up_1) % programs
-    # All middle ones went there: who still lacks comes after the last who got one.
-    after = lack_1 + up_1 % (programs - lack_1)
-    lack_0 = tl.where((lack_1 > 0) & (middles * lanes == up_1), after, lack_0)
-    up_0, mine_0, n_early = _dealt(earlies * lanes, lack_0, KEYS_1 // KEYS_0)
-
-    for turn in range(0, n_late + mine_1 + n_middle + mine_0 + n_early):
-        at_1 = turn - n_late
-        at_0 = at_1 - mine_1 - n_middle
-        is_late, is_early = at_1 < 0, at_0 >= 0
-        item = tl.where(
-            is_early,
-            _item(at_0, mine_0, up_0, lack_0),
-            _item(at_1, mine_1, up_1, lack_1),
-        )
-        item = tl.where(is_late, pid + programs * turn, item)
-        all_of = tl.where(is_early, earlies, tl.where(is_late, lates, middles))
-        of = tl.where(is_early, early, tl.where(is_late, late, middle))
-        ends = tl.where(is_late, late_ends, middle_ends)
-        ends = tl.where(is_early, early_ends, ends)
-        work = all_of - 1 - item // lanes
+    for item in range(tl.program_id(0), total * lanes, tl.num_programs(0)):
+        # Last splits first: they are the long ones.
+        work = total - 1 - item // lanes
         r = tl.sum((ends <= work).to(tl.int32), 0)
-        s = work - tl.sum(tl.where(offs_r < r, of, 0), 0)
-        s += tl.where(is_early, 0, tl.where(is_late, N_1, N_0))
+        s = work - tl.sum(tl.where(offs_r < r, counts, 0), 0)
         kv_head = (item % lanes) // chunks
         chunk = item % chunks
 

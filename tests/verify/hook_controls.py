@@ -142,6 +142,16 @@ CONTROLS: dict[str, Control] = {
         _START,
     ),
     "gdn_verify": Control(DIVERGED),
+    "gdn_records": Control(
+        COULD_NOT_RUN, why="gdn_verify refuses a buffer of states in place of records"
+    ),
+    "gdn_commit": Control(
+        COULD_NOT_RUN, why="the host's commit refuses records in place of states"
+    ),
+    **dict.fromkeys(
+        ("gdn_records_room", "gdn_records_sized"),
+        Control(ATTESTED, why="about the size of the KV pool"),
+    ),
     "attention_verify": Control(DIVERGED, ("long",)),
     "prefill_attention": Control(
         GPU,
