@@ -35,7 +35,7 @@ _TAIL = 12
 
 def compiled_now(session: int) -> list[str]:
     """Sources that compilers of a process session have in hand; empty off Linux."""
-    found = set()
+    found: set[str] = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (entry / "cmdline").read_bytes().decode(errors="replace")
