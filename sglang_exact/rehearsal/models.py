@@ -94,7 +94,7 @@ def make_target(
     config = target.config(target.tiny, layers, vocab_size, 10000.0)
     folder = _write_config(path, config)
     tensors = {}
-    for name, values in _tiny_weights(target.shapes(config), seed):
+    for name, values in _tiny_weights(target.shapes(config), seed, target.norm):
         bits = torch.from_numpy(f32_to_bf16(values).copy())
         tensors[name] = bits.view(torch.bfloat16)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -271,7 +271,7 @@ def _write_config(path: str | Path, config: Config) -> Path:
     return folder
 
 
-def _tiny_weights(shapes: Shapes, seed: int) -> Iterator[tuple[str, Any]]:
+def _tiny_weights(shapes: Shapes, seed: int, norm: float) -> Iterator[tuple[str, Any]]:
     """(checkpoint name, float32 values) of every tensor of the tiny target."""
     import numpy as np
 
@@ -285,8 +285,9 @@ def _tiny_weights(shapes: Shapes, seed: int) -> Iterator[tuple[str, Any]]:
         elif name.endswith("linear_attn.norm.weight"):
             values = 1.0 + rng.uniform(-0.2, 0.2, shape)
         elif "norm" in name:
-            # The family's other norms scale by 1 + weight.
-            values = rng.uniform(-0.2, 0.2, shape)
+            values = norm + rng.uniform(-0.2, 0.2, shape)
+        elif name.endswith(".bias"):
+            values = rng.uniform(-0.5, 0.5, shape)
         elif "embed_tokens" in name:
             values = rng.standard_normal(shape)
         else:
@@ -343,6 +344,59 @@ def _hybrid_shapes(config: Config) -> Shapes:
     yield "lm_head.weight", (vocab, hidden)
 
 
+def _dense_config(
+    shape: Config, layers: int, vocab_size: int, rope_theta: float
+) -> Config:
+    """Of an attention-only model; `shape` has what is the family's own."""
+    return {
+        **shape,
+        "num_hidden_layers": layers,
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "rope_theta": rope_theta,
+        "initializer_range": 0.02,
+        "pad_token_id": None,
+        "use_cache": True,
+        "dtype": "bfloat16",
+        "vocab_size": vocab_size,
+    }
+
+
+def _dense_shapes(config: Config) -> Shapes:
+    hidden, inner, vocab = (
+        config[k] for k in ("hidden_size", "intermediate_size", "vocab_size")
+    )
+    head = config["head_dim"]
+    rows = {
+        "q": config["num_attention_heads"] * head,
+        "k": config["num_key_value_heads"] * head,
+        "v": config["num_key_value_heads"] * head,
+    }
+    kind = config["model_type"]
+    yield "model.embed_tokens.weight", (vocab, hidden)
+    for i in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{i}"
+        attn = f"{layer}.self_attn"
+        for part, size in rows.items():
+            yield f"{attn}.{part}_proj.weight", (size, hidden)
+            if kind == "qwen2" or config.get("attention_bias"):
+                yield f"{attn}.{part}_proj.bias", (size,)
+        yield f"{attn}.o_proj.weight", (hidden, rows["q"])
+        if config.get("attention_bias"):
+            yield f"{attn}.o_proj.bias", (hidden,)
+        if kind == "qwen3":
+            yield f"{attn}.q_norm.weight", (head,)
+            yield f"{attn}.k_norm.weight", (head,)
+        yield f"{layer}.mlp.gate_proj.weight", (inner, hidden)
+        yield f"{layer}.mlp.up_proj.weight", (inner, hidden)
+        yield f"{layer}.mlp.down_proj.weight", (hidden, inner)
+        yield f"{layer}.input_layernorm.weight", (hidden,)
+        yield f"{layer}.post_attention_layernorm.weight", (hidden,)
+    yield "model.norm.weight", (hidden,)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (vocab, hidden)
+
+
 class Target(NamedTuple):
     """The tiny model of a family.
 
@@ -350,12 +404,100 @@ class Target(NamedTuple):
         tiny: its sizes.
         config: config.json, from sizes, layers, tokens of the vocabulary, rope_theta.
         shapes: of its tensors, from that.
+        norm: around which its norms' weights lie; 0.0 where they scale by 1 + weight.
+        wide: its sizes on a GPU, {} where it has none.
     """
 
     tiny: Config
     config: Callable[[Config, int, int, float], Config]
     shapes: Callable[[Config], Shapes]
+    norm: float = 0.0
+    wide: Config = {}
 
 
-TARGETS = {"qwen3_5": Target(_TINY, _hybrid_config, _hybrid_shapes)}
+def _dense_target(kind: str, tiny: Config, wide: Config, **own: Any) -> Target:
+    """`own` holds for the tiny and the wide model; what both say, the sizes win."""
+    base = {
+        "architectures": [f"{kind.capitalize()}ForCausalLM"],
+        "model_type": kind,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        **own,
+    }
+    small = {k: v for k, v in _TINY.items() if not k.startswith("linear_")}
+    tiny, wide = base | small | tiny, base | wide if wide else {}
+    return Target(tiny, _dense_config, _dense_shapes, 1.0, wide)
+
+
+_LLAMA3_ROPE: Config = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+# Shapes of Qwen3-8B and of Llama-3.1-8B.
+_QWEN3_8B: Config = {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "head_dim": 128,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 40960,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
+_LLAMA_8B: Config = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "head_dim": 128,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "rope_scaling": _LLAMA3_ROPE,
+}
+
+TARGETS = {
+    "qwen3_5": Target(_TINY, _hybrid_config, _hybrid_shapes),
+    "qwen3": _dense_target(
+        "qwen3",
+        {"tie_word_embeddings": True},
+        _QWEN3_8B,
+        attention_bias=False,
+        use_sliding_window=False,
+        sliding_window=None,
+    ),
+    "llama": _dense_target(
+        "llama",
+        {
+            "attention_bias": True,
+            "rope_scaling": {**_LLAMA3_ROPE, "original_max_position_embeddings": 64},
+        },
+        _LLAMA_8B,
+        attention_bias=False,
+        mlp_bias=False,
+    ),
+    "qwen2": _dense_target(
+        "qwen2",
+        {
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 1024,
+            }
+        },
+        {},
+        use_sliding_window=False,
+        sliding_window=None,
+    ),
+    "mistral": _dense_target(
+        "mistral",
+        {"num_attention_heads": 6, "head_dim": 48},
+        {},
+        sliding_window=None,
+    ),
+}
 """One for each of `scope_families.FAMILIES`, by its name."""

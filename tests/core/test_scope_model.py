@@ -57,6 +57,30 @@ def found(reasons: list[Any]) -> list[str]:
         ({"rope_parameters": {"rope_type": "longrope"}}, ["rope_type longrope"]),
         ({"rope_scaling": {"type": "su"}}, ["rope_type su"]),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4}}, []),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, []),
+        # A size without a switch is in force, as in Mistral's configuration.
+        (
+            {"sliding_window": 4096},
+            ["sliding windows (sliding_window 4096) in config.json"],
+        ),
+        (
+            {"sliding_window": 4096, "use_sliding_window": True},
+            ["sliding windows (sliding_window 4096) in config.json"],
+        ),
+        ({"sliding_window": 4096, "use_sliding_window": False}, []),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            ["layers of type sliding_attention in config.json"],
+        ),
+        ({"layer_types": ["full_attention", "linear_attention"]}, []),
+        (
+            {"attn_logit_softcapping": 50.0},
+            ["a soft cap of attention (attn_logit_softcapping) in config.json"],
+        ),
+        (
+            {"final_logit_softcapping": 30.0},
+            ["a soft cap of the logits (final_logit_softcapping) in config.json"],
+        ),
     ],
 )
 @pytest.mark.parametrize("nested", [False, True])
@@ -122,6 +146,8 @@ def setup(**changes: Any) -> tuple[Any, Any]:
         "max_prefill_tokens": 16384,
         "max_running_requests": None,
         "tp_size": 1,
+        "speculative_algorithm": None,
+        "disable_radix_cache": True,
     }
     return SimpleNamespace(**{**cfg, **changes}), model
 
