@@ -159,6 +159,11 @@ CONTROLS: dict[str, Control] = {
         why="wraps DeepGEMM, which no CPU runs; it is faster and has the same bits",
         gpu="answers stay equal",
     ),
+    "residual_norm": Control(
+        GPU,
+        why="acts in forward_cuda, and the host's own norm is row-invariant as well",
+        gpu="answers stay equal to those of a server without it, which is slower",
+    ),
     "autotune": Control(
         GPU,
         why="every tile holds the tiny model's head_dim of 32, so none cuts its sums",
