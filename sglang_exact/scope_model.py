@@ -203,7 +203,8 @@ def family_reasons(cfg: Any, hf_config: Any) -> list[Reason]:
         return []
     reasons = []
     algorithm = str(cfg.speculative_algorithm or "").upper()
-    if algorithm and algorithm not in family.drafters:
+    others = {name for f in scope_families.FAMILIES for name in f.drafters}
+    if algorithm in others - set(family.drafters):
         reasons.append(
             Reason(
                 f"--speculative-algorithm {algorithm} for {family.title}",

@@ -40,6 +40,8 @@ def fill_arguments(self: Any) -> None:
     if getattr(self, "_resolution_finished", False):
         return
     reasons = scope.fill(self)
+    # The host would end on some of these with a traceback.
+    reasons += scope_model.family_reasons(self, _config_of(str(self.model_path)))
     if reasons:
         gate.refuse([*reasons, *_early_reasons(self)])
 

@@ -184,6 +184,62 @@ def make_27b_draft(
     )
 
 
+def make_wide_target(path: str | Path, layers: int, *, family: str) -> Path:
+    """Write the config of a full-width target of an attention-only family.
+
+    Raises:
+        ValueError: the family has no such sizes.
+    """
+    config = _wide(family)
+    return _write_config(
+        path,
+        TARGETS[family].config(
+            config, layers, config["vocab_size"], config["rope_theta"]
+        ),
+    )
+
+
+def make_wide_draft(
+    path: str | Path,
+    kind: str,
+    target_layers: int,
+    *,
+    family: str,
+    layers: int = 5,
+    block_size: int = 8,
+) -> Path:
+    """Write the config of a draft for `make_wide_target`; its sizes are the target's.
+
+    Raises:
+        ValueError: unknown `kind`, or the family has no such sizes.
+    """
+    config = _wide(family)
+    names = (
+        "hidden_size",
+        "intermediate_size",
+        "head_dim",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "max_position_embeddings",
+        "rope_theta",
+    )
+    base = {name: config[name] for name in names} | {"num_hidden_layers": layers}
+    vocab = config["vocab_size"]
+    ids = _spread_layer_ids(layers, target_layers)
+    return _write_config(
+        path,
+        _draft_config(base, kind, target_layers, ids, vocab, block_size, vocab - 1),
+    )
+
+
+def _wide(family: str) -> Config:
+    config = TARGETS[family].wide
+    if not config:
+        known = [name for name, target in TARGETS.items() if target.wide]
+        raise ValueError(f"found family {family!r}, expected one of {', '.join(known)}")
+    return config
+
+
 def _spread_layer_ids(count: int, target_layers: int) -> list[int]:
     """At most `count` target layers, evenly spread, whose output the draft reads."""
     count = min(count, target_layers - 1)
@@ -445,6 +501,8 @@ _QWEN3_8B: Config = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "max_position_embeddings": 40960,
+    "vocab_size": 151936,
+    "rope_theta": 1000000.0,
     "bos_token_id": 151643,
     "eos_token_id": 151645,
 }
@@ -457,6 +515,8 @@ _LLAMA_8B: Config = {
     "max_position_embeddings": 131072,
     "bos_token_id": 128000,
     "eos_token_id": 128001,
+    "vocab_size": 128256,
+    "rope_theta": 500000.0,
     "rope_scaling": _LLAMA3_ROPE,
 }
 

@@ -24,7 +24,7 @@ SHORT = (0, 1)
 # Longer than one KV tile of 256: below it decode and verify attention agree anyway.
 LONG = (7,)
 LENGTHS = (9, 14, 3, 21, 5, 33, 12, 259)
-LAYERS = 2
+LAYERS = 3
 # Two that differ in norms, biases, head and table; the others are built of the same.
 QUICK = ("qwen3", "llama")
 slow = pytest.mark.slow
@@ -42,9 +42,10 @@ def dense() -> list[object]:
 @pytest.mark.parametrize("family", dense())
 def test_speculation_equals_plain_decoding(family: Family, tmp_path: Path) -> None:
     """Eight in flight, all drafts rejected, and without the attention hook."""
+    draft = models.make_draft(tmp_path / "dflash", "dflash", target_layers=LAYERS)
     setup = Setup(
         target=models.make_target(tmp_path / "target", LAYERS, family=family.name),
-        drafts={"dflash": models.make_draft(tmp_path / "d", "dflash", target_layers=2)},
+        drafts={"dflash": draft},
         prompts=make_prompts(LENGTHS, 512),
         new_tokens=8,
         work=tmp_path,

@@ -19,17 +19,15 @@ ROWS = 300
 WIDTHS = (64, 1000, 4096)
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.rehearsal),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+
+
+@pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     found: str = request.param
-    if found == "cpu":
-        if torch.cuda.is_available():
-            pytest.skip("Triton compiles here; the gpu variant runs")
-        import triton
-
-        from sglang_exact.rehearsal.interpreter import mend
-
-        mend(triton)
     from sglang.srt import batch_invariant_ops
 
     monkeypatch.setattr(

@@ -15,6 +15,10 @@ from typing import Any, NamedTuple
 from sglang_exact.rehearsal.drafters import DRAFT_KINDS, DRAFTERS, draft_flags
 
 VOCAB = 248320
+FAMILIES = {"qwen3": 151936, "llama": 128256}
+"""Families of --family, and tokens of their vocabularies."""
+FAMILY_ARMS = ("plain", "dflash8", "ngram", "stock", "attention-hook-off")
+"""What they serve, and the controls that concern them."""
 PROMPT_LENGTHS = (37, 128, 255, 256, 257, 300, 511, 700, 1023, 1500, 64, 2049)
 """Around tile, split and chunk edges."""
 SHORT_LENGTHS = (
