@@ -543,6 +543,8 @@ TARGETS = {
     "qwen2": _dense_target(
         "qwen2",
         {
+            # The host's class takes no other than hidden_size over heads.
+            "head_dim": 16,
             "rope_scaling": {
                 "rope_type": "yarn",
                 "factor": 4.0,
