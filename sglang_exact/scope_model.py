@@ -287,11 +287,14 @@ def step_limit(text: Any, ranks: int, requests: int) -> int:
     heads, head_v = number("linear_num_value_heads"), number("linear_value_head_dim")
     keys = number("linear_num_key_heads") * number("linear_key_head_dim")
     attention = 2 * number("num_attention_heads") + 2 * number("num_key_value_heads")
+    head_dim = number("head_dim")
+    if not head_dim:
+        head_dim = number("hidden_size") // max(number("num_attention_heads"), 1)
     widest = max(
         number("hidden_size"),
         2 * number("intermediate_size") // ranks,
         (2 * keys + 2 * heads * head_v) // ranks,
-        attention * number("head_dim") // ranks,
+        attention * head_dim // ranks,
         1,
     )
     limit = INT32_MAX // widest

@@ -204,6 +204,9 @@ def test_where_32_bits_end() -> None:
     assert scope_model.step_limit(narrow, 1, 1) == (2**31 - 1) // 16384 == 131071
     states = (2**31 - 1) // (48 * 128 * 128) == 2730
     assert states and scope_model.step_limit(narrow, 1, 2000) == 730 * 64
+    # Without head_dim, as in Qwen2's: 4096 / 32; q, gate, k and v of 32 heads each.
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 32}
+    assert scope_model.step_limit(sizes, 1, 1) == (2**31 - 1) // 16384
 
 
 def test_decode_attention_takes_as_many_requests() -> None:
