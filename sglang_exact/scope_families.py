@@ -33,6 +33,8 @@ class Family(NamedTuple):
         fills: its arguments in `scope.FILLS`. The checkpoint may not be there yet when
             they are filled in, so each must be harmless to the other families.
         grid: tokens; a prompt is cut at multiples of it. 1: anywhere.
+        drafters: --speculative-algorithm as the host resolves it; what was compared.
+        prefix_cache: whether cached prefixes were compared with computed ones.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Family(NamedTuple):
     self_tests: tuple[str, ...]
     fills: tuple[Fill, ...] = ()
     grid: int = 1
+    drafters: tuple[str, ...] = ()
+    prefix_cache: bool = False
 
 
 COMMON: Mapping[str, str] = {
@@ -57,6 +61,31 @@ COMMON: Mapping[str, str] = {
     "sglang.srt.layers.pooler": "Pooler",
 }
 """Classes of every family beside its vision tower and rotary embeddings."""
+
+_LLAMA = """LlamaForCausalLM LlamaModel LlamaDecoderLayer LlamaAttention LlamaMLP"""
+
+
+def _dense(
+    name: str,
+    title: str,
+    modules: Mapping[str, str],
+    drafters: tuple[str, ...] = ("DFLASH", "NGRAM"),
+) -> Family:
+    """A row of attention-only layers; config.json says `name` as its model_type.
+
+    Prompts may be cut anywhere: a row of prefill attention sums its keys in tiles at
+    fixed positions (`selftest.attention.CUTS`), and no other layer sees two rows.
+    """
+    return Family(
+        name,
+        title,
+        (f"{name.capitalize()}ForCausalLM",),
+        (name,),
+        {**modules, "sglang.srt.layers.layernorm": "RMSNorm"},
+        ("decode_attention", "prefill_attention"),
+        drafters=drafters,
+    )
+
 
 FAMILIES = (
     Family(
@@ -90,6 +119,36 @@ FAMILIES = (
         ),
         # CHUNK_SIZE of sglang/kernels/ops/attention/fla/chunk_delta_h.py.
         grid=64,
+        drafters=("DFLASH", "DSPARK", "EAGLE", "NEXTN", "NGRAM"),
+        prefix_cache=True,
+    ),
+    _dense(
+        "qwen3",
+        "dense Qwen3",
+        {
+            "sglang.srt.models.qwen3": """Qwen3ForCausalLM Qwen3Model Qwen3DecoderLayer
+                Qwen3Attention""",
+            "sglang.srt.models.qwen2": "Qwen2MLP",
+        },
+    ),
+    _dense("llama", "dense Llama", {"sglang.srt.models.llama": _LLAMA}),
+    _dense(
+        "qwen2",
+        "dense Qwen2 and Qwen2.5",
+        {
+            "sglang.srt.models.qwen2": """Qwen2ForCausalLM Qwen2Model Qwen2DecoderLayer
+                Qwen2Attention Qwen2MLP""",
+        },
+        # The host's class does not hand out the hidden states that DFLASH reads.
+        drafters=("NGRAM",),
+    ),
+    _dense(
+        "mistral",
+        "dense Mistral without a window",
+        {
+            "sglang.srt.models.mistral": "MistralForCausalLM",
+            "sglang.srt.models.llama": _LLAMA,
+        },
     ),
 )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sglang_exact import scope_families
@@ -91,7 +92,45 @@ def model_reasons(hf_config: Any, dtype: str) -> list[Reason]:
         for name in _SAYS_QUANTIZED:
             if _of(where, name):
                 reasons.append(quantized(f"{name} in config.json"))
-    return [*dict.fromkeys(reasons), *_rope_reasons(text), *_vocabulary_reasons(text)]
+    return [
+        *dict.fromkeys(reasons),
+        *_rope_reasons(text),
+        *_vocabulary_reasons(text),
+        *_layer_reasons(text),
+    ]
+
+
+_LAYERS: Mapping[str, str] = {
+    "attn_logit_softcapping": "a soft cap of attention",
+    "final_logit_softcapping": "a soft cap of the logits",
+    "dual_chunk_attention_config": "attention in chunks",
+    "attention_chunk_size": "attention in chunks",
+}
+"""Fields of config.json that ask for layers which no family was compared with."""
+
+
+def _layer_reasons(text: Any) -> list[Reason]:
+    """Reasons in what the layers do: windows, soft caps, other attention.
+
+    Experts show in the architecture, the type and the modules that were built.
+    """
+    found = {f"{what} ({name})" for name, what in _LAYERS.items() if _of(text, name)}
+    window = _of(text, "sliding_window")
+    # Without the switch, as in Mistral's, a size alone turns it on.
+    switch = _of(text, "use_sliding_window")
+    if switch or (switch is None and window):
+        found.add(f"sliding windows (sliding_window {window})")
+    kinds = set(_of(text, "layer_types") or ())
+    strange = sorted(kinds - {"full_attention", "linear_attention"})
+    found |= {f"layers of type {kind}" for kind in strange}
+    return [
+        Reason(
+            f"{what} in config.json",
+            "full attention, without windows and caps",
+            "serve it without the overlay",
+        )
+        for what in sorted(found)
+    ]
 
 
 def _rope_reasons(text: Any) -> list[Reason]:
@@ -149,7 +188,46 @@ def resolved_reasons(cfg: Any, model: Any) -> list[Reason]:
     said = any("quantized checkpoint" in reason.found for reason in reasons)
     if model.quantization is not None and not said:
         reasons.append(quantized(str(model.quantization)))
-    return [*reasons, *graph_reasons(cfg), *size_reasons(cfg, model)]
+    return [
+        *reasons,
+        *family_reasons(cfg, model.hf_config),
+        *graph_reasons(cfg),
+        *size_reasons(cfg, model),
+    ]
+
+
+def fill_family(args: Any, hf_config: Any) -> None:
+    """Turn the prefix cache off on raw arguments for a family that has none."""
+    family = scope_families.find(list(_of(hf_config, "architectures") or []))
+    if family and not family.prefix_cache:
+        args.disable_radix_cache = True
+
+
+def family_reasons(cfg: Any, hf_config: Any) -> list[Reason]:
+    """Reasons in what is served for some families alone: drafters, cached prefixes."""
+    family = scope_families.find(list(_of(hf_config, "architectures") or []))
+    if not family:
+        return []
+    reasons = []
+    algorithm = str(cfg.speculative_algorithm or "").upper()
+    others = {name for f in scope_families.FAMILIES for name in f.drafters}
+    if algorithm in others - set(family.drafters):
+        reasons.append(
+            Reason(
+                f"--speculative-algorithm {algorithm} for {family.title}",
+                " or ".join(family.drafters) + " (no other was compared with them)",
+                "use one of these, or drop --speculative-algorithm",
+            )
+        )
+    if not cfg.disable_radix_cache and not family.prefix_cache:
+        reasons.append(
+            Reason(
+                f"a prefix cache for {family.title}",
+                "none (cached prefixes were compared for GDN hybrids alone)",
+                "pass --disable-radix-cache; it is set for a checkpoint that is here",
+            )
+        )
+    return reasons
 
 
 def graph_reasons(cfg: Any) -> list[Reason]:
@@ -216,11 +294,14 @@ def step_limit(text: Any, ranks: int, requests: int) -> int:
     heads, head_v = number("linear_num_value_heads"), number("linear_value_head_dim")
     keys = number("linear_num_key_heads") * number("linear_key_head_dim")
     attention = 2 * number("num_attention_heads") + 2 * number("num_key_value_heads")
+    head_dim = number("head_dim")
+    if not head_dim:
+        head_dim = number("hidden_size") // max(number("num_attention_heads"), 1)
     widest = max(
         number("hidden_size"),
         2 * number("intermediate_size") // ranks,
         (2 * keys + 2 * heads * head_v) // ranks,
-        attention * number("head_dim") // ranks,
+        attention * head_dim // ranks,
         1,
     )
     limit = INT32_MAX // widest
@@ -286,6 +367,9 @@ def live_reasons(model: torch.nn.Module, kv_dtype: torch.dtype) -> list[Reason]:
         known = kind in classes or folder.startswith(_ROTARY)
         if not known:
             strange.setdefault(f"a module {folder}.{kind}", name or "the model itself")
+        # Gate, up and activation in one kernel for few rows; sm100 has it today.
+        if getattr(getattr(module, "dual_gemm", None), "mode", None) is not None:
+            strange.setdefault("another kernel for 16 rows and fewer", name)
         method = type(getattr(module, "quant_method", None)).__name__
         if method not in ("NoneType", *_UNQUANTIZED):
             strange.setdefault(f"layers of {method}", name)

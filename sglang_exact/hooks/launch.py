@@ -39,7 +39,10 @@ def fill_arguments(self: Any) -> None:
     """Before ServerArgs.resolve_once: set the fixed arguments, keep the user's."""
     if getattr(self, "_resolution_finished", False):
         return
-    reasons = scope.fill(self)
+    reasons, config = scope.fill(self), _config_of(str(self.model_path))
+    scope_model.fill_family(self, config)
+    # The host would end on some of these with a traceback.
+    reasons += scope_model.family_reasons(self, config)
     if reasons:
         gate.refuse([*reasons, *_early_reasons(self)])
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sglang_exact.rehearsal.dense import DENSE, dense_config, dense_shapes
 from sglang_exact.rehearsal.drafters import (
     DRAFT_KINDS,
     OF_TARGET,
@@ -94,7 +95,7 @@ def make_target(
     config = target.config(target.tiny, layers, vocab_size, 10000.0)
     folder = _write_config(path, config)
     tensors = {}
-    for name, values in _tiny_weights(target.shapes(config), seed):
+    for name, values in _tiny_weights(target.shapes(config), seed, target.norm):
         bits = torch.from_numpy(f32_to_bf16(values).copy())
         tensors[name] = bits.view(torch.bfloat16)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -184,6 +185,62 @@ def make_27b_draft(
     )
 
 
+def make_wide_target(path: str | Path, layers: int, *, family: str) -> Path:
+    """Write the config of a full-width target of an attention-only family.
+
+    Raises:
+        ValueError: the family has no such sizes.
+    """
+    config = _wide(family)
+    return _write_config(
+        path,
+        TARGETS[family].config(
+            config, layers, config["vocab_size"], config["rope_theta"]
+        ),
+    )
+
+
+def make_wide_draft(
+    path: str | Path,
+    kind: str,
+    target_layers: int,
+    *,
+    family: str,
+    layers: int = 5,
+    block_size: int = 8,
+) -> Path:
+    """Write the config of a draft for `make_wide_target`; its sizes are the target's.
+
+    Raises:
+        ValueError: unknown `kind`, or the family has no such sizes.
+    """
+    config = _wide(family)
+    names = (
+        "hidden_size",
+        "intermediate_size",
+        "head_dim",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "max_position_embeddings",
+        "rope_theta",
+    )
+    base = {name: config[name] for name in names} | {"num_hidden_layers": layers}
+    vocab = config["vocab_size"]
+    ids = _spread_layer_ids(layers, target_layers)
+    return _write_config(
+        path,
+        _draft_config(base, kind, target_layers, ids, vocab, block_size, vocab - 1),
+    )
+
+
+def _wide(family: str) -> Config:
+    config = TARGETS[family].wide
+    if not config:
+        known = [name for name, target in TARGETS.items() if target.wide]
+        raise ValueError(f"found family {family!r}, expected one of {', '.join(known)}")
+    return config
+
+
 def _spread_layer_ids(count: int, target_layers: int) -> list[int]:
     """At most `count` target layers, evenly spread, whose output the draft reads."""
     count = min(count, target_layers - 1)
@@ -271,7 +328,7 @@ def _write_config(path: str | Path, config: Config) -> Path:
     return folder
 
 
-def _tiny_weights(shapes: Shapes, seed: int) -> Iterator[tuple[str, Any]]:
+def _tiny_weights(shapes: Shapes, seed: int, norm: float) -> Iterator[tuple[str, Any]]:
     """(checkpoint name, float32 values) of every tensor of the tiny target."""
     import numpy as np
 
@@ -285,8 +342,9 @@ def _tiny_weights(shapes: Shapes, seed: int) -> Iterator[tuple[str, Any]]:
         elif name.endswith("linear_attn.norm.weight"):
             values = 1.0 + rng.uniform(-0.2, 0.2, shape)
         elif "norm" in name:
-            # The family's other norms scale by 1 + weight.
-            values = rng.uniform(-0.2, 0.2, shape)
+            values = norm + rng.uniform(-0.2, 0.2, shape)
+        elif name.endswith(".bias"):
+            values = rng.uniform(-0.5, 0.5, shape)
         elif "embed_tokens" in name:
             values = rng.standard_normal(shape)
         else:
@@ -350,12 +408,22 @@ class Target(NamedTuple):
         tiny: its sizes.
         config: config.json, from sizes, layers, tokens of the vocabulary, rope_theta.
         shapes: of its tensors, from that.
+        norm: around which its norms' weights lie; 0.0 where they scale by 1 + weight.
+        wide: its sizes on a GPU, {} where it has none.
     """
 
     tiny: Config
     config: Callable[[Config, int, int, float], Config]
     shapes: Callable[[Config], Shapes]
+    norm: float = 0.0
+    wide: Config = {}
 
 
-TARGETS = {"qwen3_5": Target(_TINY, _hybrid_config, _hybrid_shapes)}
+TARGETS = {
+    "qwen3_5": Target(_TINY, _hybrid_config, _hybrid_shapes),
+    **{
+        name: Target(sizes.tiny, dense_config, dense_shapes, 1.0, sizes.wide)
+        for name, sizes in DENSE.items()
+    },
+}
 """One for each of `scope_families.FAMILIES`, by its name."""

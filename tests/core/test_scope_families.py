@@ -49,6 +49,38 @@ def test_one_tiny_model_and_one_row_each() -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_drafters_and_cached_prefixes_are_those_that_were_compared(
+    family: Family,
+) -> None:
+    config = {"architectures": list(family.architectures)}
+    for algorithm in (None, *scope.CHAIN_ALGORITHMS):
+        cfg = SimpleNamespace(speculative_algorithm=algorithm, disable_radix_cache=True)
+        reasons = scope_model.family_reasons(cfg, config)
+        served = algorithm is None or algorithm in family.drafters
+        assert served is not bool(reasons)
+        assert all(family.title in reason.found for reason in reasons)
+    cached = SimpleNamespace(speculative_algorithm=None, disable_radix_cache=False)
+    assert family.prefix_cache is not bool(scope_model.family_reasons(cached, config))
+    # A checkpoint that is here is known before the arguments are resolved.
+    scope_model.fill_family(cached, config)
+    assert cached.disable_radix_cache is not family.prefix_cache
+    assert scope_model.family_reasons(cached, config) == []
+    assert set(family.drafters) <= set(scope.CHAIN_ALGORITHMS)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_second_kernel_for_few_rows_is_seen(family: Family) -> None:
+    """The host's gate, up and activation in one, which it has for one kind of GPU."""
+    torch = pytest.importorskip("torch")
+    model = type(family.architectures[0], (torch.nn.Module,), {})()
+    model.mlp = torch.nn.Identity()
+    for mode, said in ((None, False), (4, True)):
+        model.mlp.dual_gemm = SimpleNamespace(mode=mode)
+        reasons = scope_model.live_reasons(model, torch.bfloat16)
+        assert any("16 rows" in reason.found for reason in reasons) is said
+
+
 def test_a_model_of_no_family_is_not_guessed() -> None:
     assert scope_families.find(["OtherForCausalLM"]) is None
     with pytest.raises(LookupError, match="OtherForCausalLM"):

@@ -57,6 +57,30 @@ def found(reasons: list[Any]) -> list[str]:
         ({"rope_parameters": {"rope_type": "longrope"}}, ["rope_type longrope"]),
         ({"rope_scaling": {"type": "su"}}, ["rope_type su"]),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4}}, []),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, []),
+        # A size without a switch is in force, as in Mistral's configuration.
+        (
+            {"sliding_window": 4096},
+            ["sliding windows (sliding_window 4096) in config.json"],
+        ),
+        (
+            {"sliding_window": 4096, "use_sliding_window": True},
+            ["sliding windows (sliding_window 4096) in config.json"],
+        ),
+        ({"sliding_window": 4096, "use_sliding_window": False}, []),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            ["layers of type sliding_attention in config.json"],
+        ),
+        ({"layer_types": ["full_attention", "linear_attention"]}, []),
+        (
+            {"attn_logit_softcapping": 50.0},
+            ["a soft cap of attention (attn_logit_softcapping) in config.json"],
+        ),
+        (
+            {"final_logit_softcapping": 30.0},
+            ["a soft cap of the logits (final_logit_softcapping) in config.json"],
+        ),
     ],
 )
 @pytest.mark.parametrize("nested", [False, True])
@@ -122,6 +146,8 @@ def setup(**changes: Any) -> tuple[Any, Any]:
         "max_prefill_tokens": 16384,
         "max_running_requests": None,
         "tp_size": 1,
+        "speculative_algorithm": None,
+        "disable_radix_cache": True,
     }
     return SimpleNamespace(**{**cfg, **changes}), model
 
@@ -178,6 +204,9 @@ def test_where_32_bits_end() -> None:
     assert scope_model.step_limit(narrow, 1, 1) == (2**31 - 1) // 16384 == 131071
     states = (2**31 - 1) // (48 * 128 * 128) == 2730
     assert states and scope_model.step_limit(narrow, 1, 2000) == 730 * 64
+    # Without head_dim, as in Qwen2's: 4096 / 32; q, gate, k and v of 32 heads each.
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 32}
+    assert scope_model.step_limit(sizes, 1, 1) == (2**31 - 1) // 16384
 
 
 def test_decode_attention_takes_as_many_requests() -> None:

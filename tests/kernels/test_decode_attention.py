@@ -385,7 +385,10 @@ def test_verify_rows_equal_decode_rows_27b(
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "heads",
-    [Heads(32, 8, 128), Heads(16, 16, 64), Heads(16, 2, 80), Heads(64, 4, 128)],
+    [
+        *(Heads(32, 8, 128), Heads(16, 16, 64), Heads(16, 2, 80), Heads(64, 4, 128)),
+        *(Heads(32, 8, 64), Heads(32, 8, 96), Heads(14, 2, 64), Heads(64, 1, 128)),
+    ],
 )
 def test_verify_rows_equal_decode_rows_other_shapes(
     device: torch.device, heads: Heads

@@ -229,7 +229,13 @@ def test_heads_without_a_copy(device: torch.device) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("heads", [MODEL_27B, SHARD_27B, Heads(32, 8, 128)])
+@pytest.mark.parametrize(
+    "heads",
+    [
+        *(MODEL_27B, SHARD_27B, Heads(32, 8, 128)),
+        *(Heads(32, 8, 64), Heads(32, 8, 96), Heads(14, 2, 64)),
+    ],
+)
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 700, 4100])
 def test_cuts_keep_the_bits_on_the_device(
     device: torch.device, heads: Heads, length: int

@@ -73,6 +73,48 @@ def test_full_width(tmp_path: Path, layers: int) -> None:
         assert 0 <= ids[0] <= ids[-1] < layers
 
 
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_full_width_of_a_family(tmp_path: Path, family: str) -> None:
+    target = _config(models.make_wide_target(tmp_path / "t", 4, family=family))
+    draft = _config(models.make_wide_draft(tmp_path / "d", "dflash", 4, family=family))
+    assert target["model_type"] == family
+    for name in ("hidden_size", "vocab_size", "head_dim", "rope_theta"):
+        assert draft[name] == target[name]
+    with pytest.raises(ValueError, match="found family 'qwen3_5'"):
+        models.make_wide_target(tmp_path / "x", 4, family="qwen3_5")
+
+
+def test_a_tiny_model_has_the_tensors_of_its_family(tmp_path: Path) -> None:
+    """Head, biases and norms as its configuration says."""
+    names = {}
+    for family, target in models.TARGETS.items():
+        made = models.make_target(tmp_path / family, 1, family=family)
+        names[family] = {name for name, _ in target.shapes(_config(made))}
+    attention = "model.layers.0.self_attn"
+    assert "lm_head.weight" not in names["qwen3"]
+    assert f"{attention}.q_norm.weight" in names["qwen3"]
+    assert f"{attention}.o_proj.bias" in names["llama"]
+    assert f"{attention}.k_proj.bias" in names["qwen2"]
+    assert f"{attention}.o_proj.bias" not in names["qwen2"]
+    assert not [name for name in names["mistral"] if name.endswith("bias")]
+
+
+class Scaled(torch.nn.Module):
+    """One norm of each kind; the host's are told by their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_norm = type("RMSNorm", (torch.nn.LayerNorm,), {})(16)
+        self.k_norm = type("GemmaRMSNorm", (torch.nn.LayerNorm,), {})(16)
+
+
+def test_dummy_norms_lie_around_what_leaves_a_row_as_it_is() -> None:
+    model = Scaled()
+    dummy_weights.initialize_dummy_weights(model)
+    assert (model.q_norm.weight - 1.0).abs().max() <= 0.2
+    assert model.k_norm.weight.abs().max() <= 0.2
+
+
 class Tiny(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from sglang_exact import hooks  # noqa: E402
+from sglang_exact import hooks, scope_families  # noqa: E402
 from sglang_exact.client.blocking import Completion  # noqa: E402
 from tools.evidence import rows  # noqa: E402
 from tools.proof import arms as proof_arms  # noqa: E402
@@ -29,6 +29,7 @@ def proof(folder: Path) -> Any:
         out=str(folder),
         gpus="0",
         side_by_side=1,
+        family="",
         name="proof",
         budget=1e9,
         prefixes=[128],
@@ -210,6 +211,29 @@ def test_a_cache_that_was_not_hit_proves_nothing(
     )
     assert status == 1
     assert not any(row["as_expected"] for row in files["plain-cache"]["rows"])
+
+
+@pytest.mark.parametrize("family", list(proof_arms.FAMILIES))
+def test_a_proof_of_a_family(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """Its own models and vocabulary; its files are not those of the 27B's evidence."""
+    more = ("--family", family, "--name", "proof")
+    status, files = proved(tmp_path, monkeypatch, "plain,ngram", *more)
+    assert status == 0 and set(files) == {"plain", "ngram"}
+    assert {found["family"] for found in files.values()} == {family}
+    made = json.loads((tmp_path / "s/models/target-4/config.json").read_text())
+    assert made["model_type"] == family
+    assert made["vocab_size"] == proof_arms.FAMILIES[family]
+    args = options.bits(["--state", "s", "--out", "o", "--family", family])
+    assert (args.name, args.arms) == (
+        f"family-{family}",
+        ",".join(proof_arms.FAMILY_ARMS),
+    )
+    served = scope_families.find(made["architectures"])
+    assert served is not None
+    kinds = {proof_arms.BY_NAME[name].drafter for name in proof_arms.FAMILY_ARMS}
+    assert {kind.upper() for kind in kinds if kind} == set(served.drafters)
 
 
 def test_a_proof_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

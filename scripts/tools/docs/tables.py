@@ -93,11 +93,18 @@ def scope_tables() -> dict[str, str]:
         left.setdefault(reason, []).append(_flag(name))
     known = variables.tables()
     families = [
-        (f.title, ", ".join(f"`{name}`" for name in f.architectures), str(f.grid))
+        (
+            f.title,
+            ", ".join(f"`{name}`" for name in f.architectures),
+            ", ".join(f.drafters),
+            str(f.grid),
+        )
         for f in scope_families.FAMILIES
     ]
     return {
-        "families": table(("models", "architectures", "prompts cut at"), families),
+        "families": table(
+            ("models", "architectures", "drafters", "prompts cut at"), families
+        ),
         **arguments,
         "arguments-left-alone": table(
             ("flags", "why"),

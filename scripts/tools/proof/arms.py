@@ -18,6 +18,10 @@ from tools.proof.arm import Arm as Arm
 from tools.proof.arm import Phase as Phase
 
 VOCAB = 248320
+FAMILIES = {"qwen3": 151936, "llama": 128256}
+"""Families of --family, and tokens of their vocabularies."""
+FAMILY_ARMS = ("plain", "dflash8", "ngram", "stock", "attention-hook-off")
+"""What they serve, and the controls that concern them."""
 PROMPT_LENGTHS = (37, 128, 255, 256, 257, 300, 511, 700, 1023, 1500, 64, 2049)
 """Around tile, split and chunk edges."""
 SHORT_LENGTHS = (

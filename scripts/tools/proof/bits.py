@@ -183,7 +183,8 @@ class Proof(matrix.Matrix):
     def __init__(self, args: argparse.Namespace, sizes: Sizes) -> None:
         super().__init__("gpu_proof", args, Path(args.out) / f"{args.name}.json")
         self.sizes, self.out = sizes, Path(args.out)
-        self.texts = proof_arms.texts(24, proof_arms.VOCAB)
+        self.vocab = proof_arms.FAMILIES.get(args.family, proof_arms.VOCAB)
+        self.texts = proof_arms.texts(24, self.vocab)
         gpus = args.gpus.split(",")
         groups = [",".join(gpus)] if sizes.tp > 1 else gpus
         # The host sizes its pools by what is free when it starts: one at a time.
@@ -235,7 +236,7 @@ class Proof(matrix.Matrix):
     def prepare(self) -> None:
         """Make folders and model configurations."""
         self.out.mkdir(parents=True, exist_ok=True)
-        matrix.make_models(self.models, self.sizes.layers)
+        matrix.make_models(self.models, self.sizes.layers, family=self.args.family)
 
     @contextlib.contextmanager
     def server(self, arm: Arm, gpus: str, plan: Path) -> Iterator[Server]:
@@ -316,6 +317,7 @@ class Proof(matrix.Matrix):
             **self.facts(),
             "acceptance": "set by the oracle drafter" if arm.oracle
             else "the drafter's own, repetitive prompts",
+            "family": self.args.family or "qwen3_5",
             "layers": self.sizes.layers,
             "tp": self.sizes.tp,
             "new_tokens_per_prompt": self.text(arm, arm.phases[0].text).tokens

@@ -74,9 +74,15 @@ def make_models(
     layers: int,
     rehearsal: bool = False,
     kinds: Collection[str] = DRAFT_KINDS,
+    family: str = "",
 ) -> None:
-    """Model folders "target-LAYERS" and "DRAFTER-LAYERS"."""
+    """Model folders "target-LAYERS" and "DRAFTER-LAYERS"; of a family, or 27B-wide."""
     folder.mkdir(parents=True, exist_ok=True)
+    if family:
+        models.make_wide_target(folder / f"target-{layers}", layers, family=family)
+        path = folder / f"dflash-{layers}"
+        models.make_wide_draft(path, "dflash", layers, family=family)
+        return
     if rehearsal:
         models.make_target(folder / f"target-{layers}", layers)
     else:

@@ -47,9 +47,11 @@ def bits(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "later arms are left out",
     )
     add = parser.add_argument
-    add("--layers", type=int, default=64, choices=(4, 64))
-    add("--arms", default=",".join(arm.name for arm in arms.ARMS))
-    add("--name", default="proof", help="first part of the results' names")
+    add("--layers", type=int, default=64, choices=(4, 32, 36, 64))
+    add("--arms", default="", help="default: all, or those of a family")
+    known = ("", *arms.FAMILIES)
+    add("--family", default="", choices=known, help="8B-wide, in a --state of its own")
+    add("--name", default="", help="first part of the results' names; default: proof")
     add("--new", type=int, default=440, help="tokens per prompt")
     add("--context", type=int, default=16384)
     add("--mem-fraction", type=float, default=0.85)
@@ -65,6 +67,10 @@ def bits(argv: Sequence[str] | None = None) -> argparse.Namespace:
     room = args.context - prefix_arms.MORE
     if max(args.prefixes, default=0) > room:
         parser.error(f"found --prefixes over {room}, expected a larger --context")
+    every = arms.FAMILY_ARMS if args.family else [arm.name for arm in arms.ARMS]
+    args.arms = args.arms or ",".join(every)
+    # The tables of evidence are made of the files called proof.
+    args.name = args.name or (f"family-{args.family}" if args.family else "proof")
     try:
         arms.chosen(args.arms)
     except ValueError as error:
