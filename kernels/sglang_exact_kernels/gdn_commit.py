@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from sglang_exact_kernels import checks
+from sglang_exact_kernels.gdn_verify import record_width
 
 __all__ = ["gdn_commit"]
 
@@ -74,6 +75,12 @@ def _gdn_commit_kernel(
     tl.store(p_h, h, mask=mask_h)
 
 
+def _key_heads(states: torch.Tensor, records: torch.Tensor) -> int:
+    """Number of key heads, by the width of the records."""
+    HV, V, K = states.shape[2:]
+    return int((records.shape[3] - HV * V - HV) // K)
+
+
 def _check(
     states: torch.Tensor, records: torch.Tensor, indices: dict[str, torch.Tensor]
 ) -> None:
@@ -93,12 +100,12 @@ def _check(
         expected.append((f"{name} contiguous", tensor.is_contiguous(), True))
     if states.ndim == 5 and records.ndim == 4:
         HV, V, K = states.shape[2:]
-        left = records.shape[3] - HV * V - HV
+        width, H = records.shape[3], _key_heads(states, records)
         expected += [
             ("layers of records", records.shape[0], states.shape[0]),
             ("states inner strides", states.stride()[2:], (V * K, K, 1)),
             ("records last stride", records.stride(3), 1),
-            ("records width % K", left % K if left > 0 else left, 0),
+            ("records width", width, record_width(max(H, 1), HV, K, V)),
             ("K is a power of two", K & (K - 1), 0),
         ]
     checks.refuse("gdn_commit", reasons + checks.mismatches(expected))
@@ -143,7 +150,7 @@ def gdn_commit(
         records.stride(0),
         records.stride(1),
         records.stride(2),
-        H=(records.shape[3] - HV * V - HV) // K,
+        H=_key_heads(states, records),
         HV=HV,
         K=K,
         V=V,

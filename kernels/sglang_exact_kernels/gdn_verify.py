@@ -162,8 +162,11 @@ def _gdn_verify_kernel(
 
 
 def record_width(num_k_heads: int, HV: int, K: int, V: int) -> int:
-    """Floats that are kept of a token: u [HV, V], k [num_k_heads, K], exp(g) [HV]."""
-    return HV * V + num_k_heads * K + HV
+    """Floats that are kept of a token: u [HV, V], k [num_k_heads, K], exp(g) [HV].
+
+    In whole vectors of 16 bytes, so that every record is aligned.
+    """
+    return -(-(HV * V + num_k_heads * K + HV) // 4) * 4
 
 
 class _Call(NamedTuple):

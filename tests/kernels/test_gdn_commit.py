@@ -11,10 +11,13 @@ import pytest
 import torch
 
 from sglang_exact_kernels.gdn_commit import gdn_commit
+from sglang_exact_kernels.gdn_verify import record_width
 from sglang_exact_kernels.invariance import assert_same_bits, different_elements
 from tools.kernels.gdn_cases import GdnCase, GdnShape, make_case
 
 SMALL = GdnShape(bs=4, T=3, H=2, HV=4, K=32, V=32)
+ODD = GdnShape(bs=2, T=3, H=1, HV=2, K=16, V=8)
+"""Its 34 floats a token are no whole number of vectors."""
 MODEL_27B = GdnShape(bs=8, T=8, H=16, HV=48, K=128, V=128)
 
 
@@ -64,6 +67,11 @@ def test_every_request_commits_its_own_length(device: torch.device) -> None:
     _check(SMALL, device, [2, -1, 0, 1])
 
 
+def test_records_are_whole_vectors(device: torch.device) -> None:
+    assert record_width(ODD.H, ODD.HV, ODD.K, ODD.V) == 36
+    _check(ODD, device, [1, 2])
+
+
 def test_control_another_length_gives_another_state(device: torch.device) -> None:
     _, _, _, wanted = _layers(SMALL, device, 1)
     assert different_elements(wanted[:, :, 0], wanted[:, :, 1])
@@ -93,7 +101,7 @@ def test_it_refuses_before_any_launch(device: torch.device) -> None:
         )
     text = str(refusal.value)
     assert "states dtype: found torch.float64" in text
-    assert "records width % K" in text
+    assert "records width" in text
     assert "last_steps shape: found (2,)" in text
 
 
