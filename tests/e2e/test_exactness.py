@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from traffic import small_models
 
 from sglang_exact.client.bits import float32_bits
 from sglang_exact.client.blocking import Completion
@@ -33,10 +34,12 @@ TOKENS = 4
 
 
 @pytest.fixture(scope="module")
-def setup(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Setup:
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    """One layer of each kind, all heads; test_tensor_parallel.py has more layers."""
+    folder = small_models(tmp_path_factory.mktemp("exactness-models"), heads={})
     return Setup(
-        target=tiny_models / "target",
-        drafts={kind: tiny_models / kind for kind in DRAFT_KINDS},
+        target=folder / "target",
+        drafts={kind: folder / kind for kind in DRAFT_KINDS},
         prompts=make_prompts((9, 14, 259), 512),
         new_tokens=10,
         work=tmp_path_factory.mktemp("arms"),

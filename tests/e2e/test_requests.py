@@ -32,11 +32,10 @@ from request_cases import (
     prompt_of,
     stop_cases,
 )
-from traffic import bits, outcome, prompt
+from traffic import bits, outcome, prompt, small_models
 
 from sglang_exact.client.blocking import Completion
 from sglang_exact.hooks.testing import oracle
-from sglang_exact.rehearsal import models, tokenizer
 from sglang_exact.rehearsal.drafters import DRAFTERS
 from sglang_exact.rehearsal.server import Server, draft_flags
 from tools.proof import arms as proof_arms
@@ -64,11 +63,7 @@ Answers = dict[str, dict[str, Any]]
 @pytest.fixture(scope="module")
 def text_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target with a tokenizer, and drafts of every kind."""
-    folder = tmp_path_factory.mktemp("text-models")
-    tokenizer.make_tokenizer(models.make_target(folder / "target"))
-    for kind in models.DRAFT_KINDS:
-        models.make_draft(folder / kind, kind)
-    return folder
+    return small_models(tmp_path_factory.mktemp("text-models"))
 
 
 @pytest.fixture(scope="module")

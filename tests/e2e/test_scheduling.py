@@ -12,7 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from traffic import Background, Bits, bits, outcomes, prompt, staggered, together
+from traffic import (
+    Background,
+    Bits,
+    bits,
+    outcomes,
+    prompt,
+    small_models,
+    staggered,
+    together,
+)
 
 from sglang_exact.client.blocking import Completion
 from sglang_exact.hooks.testing import oracle
@@ -29,9 +38,14 @@ DISABLE = "SGLANG_EXACT_TEST_DISABLE_HOOKS"
 
 
 @pytest.fixture(scope="module")
-def plain(tiny_models: Path) -> Iterator[Server]:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_models(tmp_path_factory.mktemp("scheduling-models"))
+
+
+@pytest.fixture(scope="module")
+def plain(small: Path) -> Iterator[Server]:
     """Prompts are never cut; decoding is plain."""
-    with Server(tiny_models / "target", flags=WHOLE) as server:
+    with Server(small / "target", flags=WHOLE) as server:
         yield server
 
 
@@ -91,7 +105,7 @@ def test_endpoints_of_text_need_a_tokenizer(
 
 
 @pytest.mark.parametrize("disabled", [None, "prefill_grid"])
-def test_chunk_grid(tiny_models: Path, alone: list[Bits], disabled: str | None) -> None:
+def test_chunk_grid(small: Path, alone: list[Bits], disabled: str | None) -> None:
     """Small chunks, other settings, prompts that cut one another short.
 
     Without the grid, the first prompt's 20 tokens leave the second a cut at 108.
@@ -101,7 +115,7 @@ def test_chunk_grid(tiny_models: Path, alone: list[Bits], disabled: str | None) 
         "--max-running-requests", "3", "--mem-fraction-static", "0.2",
         "--enable-metrics", "--log-requests", "--log-level", "info",
     )  # fmt: skip
-    with Server(tiny_models / "target", flags=flags, env={DISABLE: disabled}) as server:
+    with Server(small / "target", flags=flags, env={DISABLE: disabled}) as server:
         found = [bits(c) for c in together(server, PROMPTS, TOKENS)]
         found_eos = [
             bits(c) for c in together(server, PROMPTS, TOKENS, ignore_eos=False)
@@ -122,7 +136,7 @@ class OverlapServer(Server):
 
 
 def test_verify_with_overlap_and_odd_chunks(
-    tiny_models: Path, alone: list[Bits], tmp_path: Path
+    small: Path, alone: list[Bits], tmp_path: Path
 ) -> None:
     """Speculation, overlap scheduling, another context, chunks off the grid."""
     plan = tmp_path / "oracle.json"
@@ -130,10 +144,10 @@ def test_verify_with_overlap_and_odd_chunks(
     oracle.write_plan(plan, 0.5, known)
     flags = [
         "--context-length", "768", "--chunked-prefill-size", "100",
-        *draft_flags("dflash", tiny_models / "dflash"),
+        *draft_flags("dflash", small / "dflash"),
     ]  # fmt: skip
     with OverlapServer(
-        tiny_models / "target", flags=flags, env={oracle.VARIABLE: str(plan)}
+        small / "target", flags=flags, env={oracle.VARIABLE: str(plan)}
     ) as server:
         assert [bits(c) for c in together(server, PROMPTS, TOKENS)] == alone
         order = [0, 2, 1]
@@ -175,18 +189,16 @@ def small_alone(plain: Server) -> list[Bits]:
     return [bits(plain.generate(p, LONG, **FULL)) for p in SMALL]
 
 
-def test_full_pool_makes_requests_wait(
-    tiny_models: Path, small_alone: list[Bits]
-) -> None:
+def test_full_pool_makes_requests_wait(small: Path, small_alone: list[Bits]) -> None:
     """Without host memory each reserves all it may need."""
-    with Server(tiny_models / "target", flags=SMALL_POOL, env={AWAY: "0"}) as server:
+    with Server(small / "target", flags=SMALL_POOL, env={AWAY: "0"}) as server:
         assert _served(server) == small_alone
         assert _preempted(server) == 0
 
 
 @pytest.mark.parametrize("drafter", [None, "dflash"])
 def test_preempted_requests_go_on(
-    tiny_models: Path, small_alone: list[Bits], drafter: str | None, tmp_path: Path
+    small: Path, small_alone: list[Bits], drafter: str | None, tmp_path: Path
 ) -> None:
     """Overlap on; the KV of some is in host memory for a while, drafts' KV too."""
     flags, env = [*SMALL_POOL], {}
@@ -195,16 +207,16 @@ def test_preempted_requests_go_on(
         known = [(p, ids) for p, (ids, _) in zip(SMALL, small_alone, strict=True)]
         oracle.write_plan(plan, 0.6, known)
         env = {oracle.VARIABLE: str(plan)}
-        flags += draft_flags(drafter, tiny_models / drafter)
-    with OverlapServer(tiny_models / "target", flags=flags, env=env) as server:
+        flags += draft_flags(drafter, small / drafter)
+    with OverlapServer(small / "target", flags=flags, env=env) as server:
         assert _served(server) == small_alone
         assert _preempted(server) > 0
 
 
-def test_changes_while_one_is_away(tiny_models: Path) -> None:
+def test_changes_while_one_is_away(small: Path) -> None:
     """A pause, a refused update, an abort of who is away; the other goes on."""
     flags = ("--context-length", "256", "--max-total-tokens", "320", *SMALL_POOL[4:])
-    with Server(tiny_models / "target", flags=flags) as server:
+    with Server(small / "target", flags=flags) as server:
         client = server.client
         older, younger = (Background(server, ids, 240, **FULL) for ids in SMALL[:2])
         deadline = time.monotonic() + 300
@@ -230,10 +242,10 @@ def test_changes_while_one_is_away(tiny_models: Path) -> None:
 
 
 def test_retracted_request_ends_with_an_error(
-    tiny_models: Path, small_alone: list[Bits]
+    small: Path, small_alone: list[Bits]
 ) -> None:
     with Server(
-        tiny_models / "target",
+        small / "target",
         flags=SMALL_POOL,
         env={DISABLE: "reservation,preemption"},
     ) as server:
@@ -246,11 +258,11 @@ def test_retracted_request_ends_with_an_error(
 
 
 def test_recomputed_request_has_other_bits(
-    tiny_models: Path, small_alone: list[Bits]
+    small: Path, small_alone: list[Bits]
 ) -> None:
     """Control of all three: the host retracts, and what it recomputes differs."""
     with Server(
-        tiny_models / "target",
+        small / "target",
         flags=SMALL_POOL,
         env={DISABLE: "reservation,retraction,preemption"},
     ) as server:
@@ -259,25 +271,25 @@ def test_recomputed_request_has_other_bits(
     assert [bits(a) for a in answers] != small_alone
 
 
-def test_pool_smaller_than_the_context_is_refused(tiny_models: Path) -> None:
+def test_pool_smaller_than_the_context_is_refused(small: Path) -> None:
     flags = ("--context-length", "512", "--max-total-tokens", "400")
     with pytest.raises(RuntimeError, match="KV pool of 400 tokens"):
-        Server(tiny_models / "target", flags=flags).start()
+        Server(small / "target", flags=flags).start()
 
 
-def test_settings_that_move_bits_are_refused(tiny_models: Path) -> None:
+def test_settings_that_move_bits_are_refused(small: Path) -> None:
     """All of them in one message."""
     off = ("--enable-lora", "--enable-mixed-chunk", "--enable-priority-scheduling")
-    server = Server(tiny_models / "target", flags=(*off, "--lora-paths", "a=b"))
+    server = Server(small / "target", flags=(*off, "--lora-paths", "a=b"))
     with pytest.raises(RuntimeError) as refused:
         server.start()
     assert all(f"found {flag}" in str(refused.value) for flag in off)
 
 
-def test_chunk_below_the_grid_is_refused(tiny_models: Path) -> None:
+def test_chunk_below_the_grid_is_refused(small: Path) -> None:
     flags = ("--context-length", "512", "--chunked-prefill-size", "32")
     with pytest.raises(RuntimeError, match="aligned to 64 tokens"):
-        Server(tiny_models / "target", flags=flags).start()
+        Server(small / "target", flags=flags).start()
 
 
 def test_live_changes_are_refused(plain: Server, alone: list[Bits]) -> None:

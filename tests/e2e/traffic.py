@@ -7,7 +7,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,14 @@ FEW_HEADS = {
 }
 
 
-def small_models(folder: Path) -> Path:
+def small_models(folder: Path, heads: Mapping[str, int] = FEW_HEADS) -> Path:
     """`target`, one layer of each kind, with a tokenizer, and a draft of every kind.
 
     Interpreted kernels cost time per layer and head, and traffic is about neither.
+    `heads` is what differs from the heads of the tiny target.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for name, count in FEW_HEADS.items():
+        for name, count in heads.items():
             patch.setitem(models._TINY, name, count)
         patch.setattr(models, "FULL_ATTENTION_INTERVAL", 2)
         tokenizer.make_tokenizer(models.make_target(folder / "target", 2))
