@@ -59,7 +59,7 @@ def test_neighbours_do_not_matter(plain: Server, alone: list[Bits]) -> None:
     """Batches of mixed length, and a long prefill between two decode steps."""
     assert [bits(c) for c in together(plain, PROMPTS, TOKENS)] == alone
     order = [0, 2, 1]
-    late = staggered(plain, [(PROMPTS[i], TOKENS) for i in order], pause_s=1.5)
+    late = staggered(plain, [(PROMPTS[i], TOKENS) for i in order], pause_s=0.3)
     assert [bits(c) for c in late] == [alone[i] for i in order]
     repeated = [PROMPTS[0]] * 5
     assert {bits(c) for c in together(plain, repeated, TOKENS)} == {alone[0]}
@@ -68,7 +68,7 @@ def test_neighbours_do_not_matter(plain: Server, alone: list[Bits]) -> None:
 def test_aborted_neighbour_leaves_no_trace(plain: Server, alone: list[Bits]) -> None:
     victim = Background(plain, PROMPTS[2], 200)
     survivor = Background(plain, PROMPTS[0], TOKENS)
-    time.sleep(8)
+    time.sleep(4)
     ended = victim.abort()
     assert isinstance(ended, Completion)
     assert ended.finish_reason == "abort"
@@ -151,7 +151,7 @@ def test_verify_with_overlap_and_odd_chunks(
     ) as server:
         assert [bits(c) for c in together(server, PROMPTS, TOKENS)] == alone
         order = [0, 2, 1]
-        late = staggered(server, [(PROMPTS[i], TOKENS) for i in order], pause_s=1.5)
+        late = staggered(server, [(PROMPTS[i], TOKENS) for i in order], pause_s=0.3)
         assert [bits(c) for c in late] == [alone[i] for i in order]
 
 
