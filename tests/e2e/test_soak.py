@@ -443,7 +443,11 @@ def _report(
         "stopped": sum(a.finish_reason == "stop" for a in done),
         "errors": [a for a in texts if WAITING not in a],
         "left_on_server": left,
-        "cached_tokens": sum(a.raw["meta_info"]["cached_tokens"] for a in done),
+        "cached_tokens": sum(
+            # An answer that was aborted before it ran has none.
+            a.raw["meta_info"].get("cached_tokens", 0)
+            for a in done
+        ),
         "plain_also_alone": len(range(0, len(requests), ALONE_EVERY)),
         "tokens": sum(len(a.ids) for a in done),
         "acceptance_length": round(
