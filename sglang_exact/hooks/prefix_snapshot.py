@@ -8,16 +8,16 @@ Why: a checkpoint inside a prefill step is taken from the chunk kernel's output 
     chunk, and TritonGDNKernel does not ask for it
     (sglang/srt/layers/attention/linear/gdn_backend.py:1167).
 What: the launches of the host's chunk_gated_delta_rule, in its order, and the kernel's
-    own float32 snapshot. Every prefill of a server with the cache runs that one
-    binary, whether a request of the step is kept or not: index -1 keeps nothing.
-Scope: GDN prefill of the target with float32 states; without the cache the host's own
-    launches run.
+    own float32 snapshot. Every prefill runs that one binary, whether the server has a
+    cache and a request of the step is kept or not: index -1 keeps nothing. Outputs are
+    made in tiles of 64 tokens, where the host takes tiles of 16 or 32 for a step of as
+    few: a prefill graph (`gdn_prefill_graph`) does not know how many are real.
+Scope: GDN prefill of the target with float32 states.
 Retire when: TritonGDNKernel.extend passes track_state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang_exact.hooks.base import DIRECT, Unsupported, hook, refuse_unknown
@@ -67,7 +67,7 @@ def _untracked(kernel: Any, states: torch.Tensor, count: int) -> tuple[Any, Any]
 
 @hook(
     f"{_KERNEL}.extend",
-    "AROUND",
+    "REPLACE",
     name="prefix_snapshot",
     relies_on=(
         f"{_FLA}.chunk.chunk_gated_delta_rule",
@@ -87,15 +87,6 @@ def _untracked(kernel: Any, states: torch.Tensor, count: int) -> tuple[Any, Any]
         "build_prefill_track_plan",
     ),
 )
-def extend(original_fn: Callable[..., Any], self: Any, *args: Any, **given: Any) -> Any:
-    """Around TritonGDNKernel.extend: `kept` where prefixes are."""
-    from sglang.srt.runtime_context import get_memory
-
-    if get_memory().disable_radix_cache:
-        return original_fn(self, *args, **given)
-    return kept(self, *args, **given)
-
-
 def kept(
     self: Any,
     q: torch.Tensor,
@@ -110,13 +101,17 @@ def kept(
     inplace_update: bool = True,
     track_state: torch.Tensor | None = None,
     track_chunk_idx: torch.Tensor | None = None,
+    chunk_indices: torch.Tensor | None = None,
+    chunk_offsets: torch.Tensor | None = None,
     **others: object,
 ) -> tuple[torch.Tensor, None, torch.Tensor]:
     """TritonGDNKernel.extend with float32 snapshots; shapes as there, states in place.
 
     q, k: [1, T, H, K] bf16; v: [1, T, HV, V] bf16; g, beta: [1, T, HV];
     ssm_states: [slots, HV, V, K] float32; track_state: [bs, HV, V, K] float32, into
-    which the state before chunk `track_chunk_idx` [bs] int32 goes, none at -1.
+    which the state before chunk `track_chunk_idx` [bs] int32 goes, none at -1;
+    chunk_indices: [chunks, 2] int32, request and chunk of each 64 tokens, and
+    chunk_offsets: [bs + 1] int32, the first of each request; made here if None.
     Returns (outputs [1, T, HV, V], None, states before each chunk in bf16).
     Raises Unsupported for states of another dtype.
     """
@@ -135,7 +130,9 @@ def kept(
     return _chunks(
         *(tensor.contiguous() for tensor in (q, k, v, g, beta)),
         starts=query_start_loc,
+        table=chunk_indices,
         state={
+            "chunk_offsets": chunk_offsets,
             "initial_state": ssm_states,
             "initial_state_indices": cache_indices,
             "inplace_update": inplace_update,
@@ -153,19 +150,19 @@ def _chunks(
     beta: torch.Tensor,
     *,
     starts: torch.Tensor,
+    table: torch.Tensor | None,
     state: dict[str, Any],
 ) -> tuple[torch.Tensor, None, torch.Tensor]:
     """The launches of chunk_gated_delta_rule with the norm in the kernel."""
-    from sglang.kernels.ops.attention.fla import chunk_delta_h, chunk_fwd, chunk_o
+    from sglang.kernels.ops.attention.fla import chunk_delta_h, chunk_fwd
     from sglang.kernels.ops.attention.fla.cumsum import chunk_local_cumsum
     from sglang.kernels.ops.attention.fla.index import prepare_chunk_indices
     from sglang.kernels.ops.attention.fla.l2norm import l2norm_fwd
 
     size = chunk_delta_h.CHUNK_SIZE
-    cut = {
-        "cu_seqlens": starts,
-        "chunk_indices": prepare_chunk_indices(starts, size),
-    }
+    if table is None:
+        table = prepare_chunk_indices(starts, size)
+    cut = {"cu_seqlens": starts, "chunk_indices": table}
     q, k = l2norm_fwd(q), l2norm_fwd(k)
     g = chunk_local_cumsum(g, chunk_size=size, **cut)
     w, u, _ = chunk_fwd.chunk_gated_delta_rule_fwd_intra(
@@ -174,6 +171,32 @@ def _chunks(
     h, v = chunk_delta_h.chunk_gated_delta_rule_fwd_h(
         k=k, w=w, u=u, g=g, **state, **cut
     )
-    scale = k.shape[-1] ** -0.5
-    out = chunk_o.chunk_fwd_o(q=q, k=k, v=v, h=h, g=g, scale=scale, cu_seqlens=starts)
-    return out.to(q.dtype), None, h
+    return _outputs(q, k, v, h, g, size, **cut), None, h
+
+
+def _outputs(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    h: torch.Tensor,
+    g: torch.Tensor,
+    size: int,
+    *,
+    cu_seqlens: torch.Tensor,
+    chunk_indices: torch.Tensor,
+) -> torch.Tensor:
+    """chunk_fwd_o in tiles of `size` tokens, whatever the step's length.
+
+    Rows of no request stay zero.
+    """
+    import torch
+    from sglang.kernels.ops.attention.fla import chunk_o
+
+    (_, tokens, heads, k_dim), (v_heads, v_dim) = q.shape, v.shape[2:]
+    out, block_v = torch.zeros_like(v), 64
+    chunk_o.chunk_fwd_kernel_o[(-(-v_dim // block_v), len(chunk_indices), v_heads)](
+        q, k, v, h, g, out, cu_seqlens, chunk_indices, k_dim**-0.5,
+        T=tokens, H=v_heads, Hg=heads, K=k_dim, V=v_dim, BT=size, BK=128, BV=block_v,
+        USE_G=True, IS_VARLEN=True, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out.to(q.dtype)

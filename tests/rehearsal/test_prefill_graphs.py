@@ -76,15 +76,17 @@ def test_one_bit_of_a_logit_is_found() -> None:
 def test_a_row_says_when_a_control_finds_nothing_or_a_graph_was_not_used() -> None:
     part = dict.fromkeys(("logits", "kv", "states", "foreign"), 0)
     good = {**part, "replayed": True}
-    row = script.row_of("exact", [good], [4], 1.0)
+    row = script.row_of("exact", [good], [4], True, 1.0)
     assert row["as_expected"] and row["first"] is None
-    assert not script.row_of("exact", [], [4], 1.0)["as_expected"]
-    assert not script.row_of("rows-planted", [good], [4], 1.0)["as_expected"]
+    assert not script.row_of("exact", [], [4], True, 1.0)["as_expected"]
+    assert not script.row_of("rows-planted", [good], [4], True, 1.0)["as_expected"]
+    # GDN's layers have to be in the graphs, but for the host's default mode.
+    assert not script.row_of("exact", [good], [4], False, 1.0)["as_expected"]
     eager = {**good, "replayed": False}
-    assert not script.row_of("exact", [good, eager], [4], 1.0)["as_expected"]
+    assert not script.row_of("exact", [good, eager], [4], True, 1.0)["as_expected"]
     bad = {**good, "kv": 2}
-    assert not script.row_of("exact", [good, bad], [4], 1.0)["as_expected"]
-    assert script.row_of("rows-planted", [good, bad], [4], 1.0)["as_expected"]
+    assert not script.row_of("exact", [good, bad], [4], True, 1.0)["as_expected"]
+    assert script.row_of("rows-planted", [good, bad], [4], True, 1.0)["as_expected"]
 
 
 @pytest.mark.e2e
@@ -93,5 +95,5 @@ def test_a_step_does_not_depend_on_its_padding(tmp_path: Path, arm: str) -> None
     """Logits, KV and states; and a layer that looks at the rows is found."""
     model = models.make_target(tmp_path / "target", 4)
     first, *found = script.ask(arm, model, rehearsal=True, limit_s=300)
-    row = script.row_of(arm, found, first["buckets"], 0.0)
+    row = script.row_of(arm, found, first["buckets"], first["whole"], 0.0)
     assert row["as_expected"], script.shown(row)

@@ -131,7 +131,7 @@ def prefill_graphs(argv: Sequence[str] | None = None) -> argparse.Namespace:
         240,
         "later arms are left out",
     )
-    known = ("exact", "rows-planted", "default-mode")
+    known = ("exact", "rows-planted", "tables-stale", "default-mode")
     add = parser.add_argument
     add("--name", default="prefill-graphs", help="of the JSON result")
     add("--layers", type=int, default=4, choices=(4, 64))

@@ -33,8 +33,13 @@ if TYPE_CHECKING:
 SHAPES = ("one", "several", "continued")
 """A step of one prompt, of three, and of a prompt whose first chunk came before."""
 PREFIX, SEED = 64, 20261201
-ARMS = {"exact": None, "rows-planted": False, "default-mode": False}
-"""Arm -> whether its bits are expected to differ; None for equal ones."""
+ARMS = {
+    "exact": "every prefill graph against the step without it",
+    "rows-planted": "control: a layer that looks at the number of rows",
+    "tables-stale": "control: GDN's tables of the capture, not of the step",
+    "default-mode": "control: the host's default mode",
+}
+"""Arms and their titles; of all but the first the bits are expected to differ."""
 
 
 class Case(NamedTuple):
@@ -117,10 +122,10 @@ class Stand:
     Args:
         words: flags of the host.
         rehearsal: whether steps are padded by hand.
-        planted: make one layer depend on the rows that it is given.
+        arm: one of `ARMS`; what the control of that name breaks.
     """
 
-    def __init__(self, words: list[str], rehearsal: bool, planted: bool) -> None:
+    def __init__(self, words: list[str], rehearsal: bool, arm: str) -> None:
         from sglang.benchmark import one_batch
         from sglang.srt.runtime_context import SpawnRanks, publish, spawn_world_rank
         from sglang.srt.server_args import PortArgs, prepare_server_args
@@ -140,8 +145,14 @@ class Stand:
         self.graphs = self.runner.prefill_cuda_graph_runner
         self.replayed = 0
         self.vocab = int(self.runner.model_config.vocab_size)
-        if planted:
+        self.whole = rehearsal or bool(
+            self.runner.attn_backend.use_captured_forward_metadata_for_breakable_cuda_graph
+        )
+        if arm == "rows-planted":
             self._plant()
+        elif arm == "tables-stale":
+            linear = self.runner.attn_backend.linear_attn_backend
+            linear.refresh_prefill_graph_metadata = lambda *_: None
 
     @property
     def buckets(self) -> list[int]:
@@ -284,16 +295,14 @@ def pad(batch: Any, rows: int) -> Any:
     return batch
 
 
-def work(
-    answers: Any, words: list[str], rehearsal: bool, planted: bool, few: bool
-) -> None:
+def work(answers: Any, words: list[str], rehearsal: bool, arm: str, few: bool) -> None:
     """In a process of its own: every case, one message each, then None."""
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
-    stand = Stand(words, rehearsal, planted)
+    stand = Stand(words, rehearsal, arm)
     stand.noise()
-    answers.put({"buckets": stand.buckets})
+    answers.put({"buckets": stand.buckets, "whole": stand.whole})
     todo = list(cases(stand.buckets))[:: 4 if rehearsal else 7 if few else 1]
     for number, case in enumerate(todo):
         found = stand.judge(case, number)
@@ -347,7 +356,7 @@ def ask(arm: str, model: Path, rehearsal: bool, limit_s: float) -> Iterator[Row]
     try:
         words, few = flags(model, arm, rehearsal), arm != "exact" and not rehearsal
         process = context.Process(
-            target=work, args=(answers, words, rehearsal, arm == "rows-planted", few)
+            target=work, args=(answers, words, rehearsal, arm, few)
         )
         process.start()
     finally:
@@ -374,28 +383,30 @@ def ask(arm: str, model: Path, rehearsal: bool, limit_s: float) -> Iterator[Row]
         process.join()
 
 
-def row_of(arm: str, found: list[Row], buckets: list[int], seconds: float) -> Row:
-    """The outcome of an arm: how many cases differ, and the first."""
+def row_of(
+    arm: str, found: list[Row], buckets: list[int], whole: bool, seconds: float
+) -> Row:
+    """The outcome of an arm: how many cases differ, and the first.
+
+    whole: GDN's layers are in the graphs, as they have to be under the overlay.
+    """
     parts = ("logits", "kv", "states", "foreign")
     wrong = [case for case in found if any(case[part] for part in parts)]
-    control = ARMS[arm] is False
+    control = arm != "exact"
     every = all(case["replayed"] for case in found)
     held = bool(wrong) if control else bool(found) and not wrong
     return {
         "arm": arm,
-        "title": {
-            "exact": "every prefill graph against the step without it",
-            "rows-planted": "control: a layer that looks at the number of rows",
-            "default-mode": "control: the host's default mode",
-        }[arm],
+        "title": ARMS[arm],
         "buckets": buckets,
         "cases": len(found),
         "different": {part: sum(bool(c[part]) for c in found) for part in parts},
         "first": wrong[0] if wrong else None,
         "replayed": every,
+        "gdn_in_graph": whole,
         "tally": {"compared": len(found), "different": len(wrong)},
         "seconds": round(seconds, 1),
-        "as_expected": held and every,
+        "as_expected": held and every and (whole or arm == "default-mode"),
     }
 
 
@@ -409,12 +420,12 @@ class Run(matrix.Matrix):
 
     def one(self, arm: str) -> None:
         """One arm; a failure is noted, not raised."""
-        began, found, buckets = time.monotonic(), [], []
+        began, found, buckets, whole = time.monotonic(), [], [], False
         model = self.models / f"target-{self.args.layers}"
         try:
             for case in ask(arm, model, self.rehearsal, self.args.start_timeout):
                 if "buckets" in case:
-                    buckets = case["buckets"]
+                    buckets, whole = case["buckets"], case["whole"]
                     say(f"{arm}: up in {time.monotonic() - began:.0f} s, {buckets}")
                     continue
                 found.append(case)
@@ -423,7 +434,7 @@ class Run(matrix.Matrix):
         except RuntimeError as error:
             self.fail(arm, error)
             return
-        row = row_of(arm, found, buckets, time.monotonic() - began)
+        row = row_of(arm, found, buckets, whole, time.monotonic() - began)
         self.rows[self.key(row)] = row
         say(shown(row))
         self.write()

@@ -123,7 +123,7 @@ ARMS = (
     Arm(
         "cache-rounded",
         "control: cached states are rounded to bf16",
-        disable="prefix_snapshot",
+        disable="prefix_snapshot,gdn_prefill_graph",
         phases=(_ALONE,),
         equal=False,
         cache=True,

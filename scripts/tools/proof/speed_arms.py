@@ -15,8 +15,9 @@ TITLE = "random ids"
 LONG = 32768
 """Prompt tokens from which a prompt is asked once: its prefill takes most time."""
 SEED = 42
-IF_NAMED = ("plain-eager",)
-"""Arms that run only if --arms names them: without prefill graphs."""
+IF_NAMED = ("plain-eager", "plain-breaks")
+"""Arms that run only if --arms names them: without prefill graphs, and with graphs that
+break at GDN's layers."""
 PREFIX = "prefix-cache"
 """The stage that runs only if --only names it, with its arms."""
 
@@ -59,9 +60,13 @@ def roles(width: int, widths: tuple[int, ...], requests: int) -> list[Role]:
 
     plain = arm("plain", None, width, "exact")
     eager = plain._replace(name="plain-eager", title="plain-eager", flags=EAGER)
+    breaks = plain._replace(
+        name="plain-breaks", title="plain-breaks", disable="gdn_prefill_graph"
+    )
     found = [
         Role(plain, "plain", (*_ALL, "widths", PREFIX)),
         Role(eager, "plain", ("decode-table",)),
+        Role(breaks, "plain", ("decode-table",)),
         Role(
             arm("exact-dflash2", "dflash2", width, "exact"),
             "plain",
