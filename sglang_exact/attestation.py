@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from sglang_exact import __version__, plugins, served
+from sglang_exact import __version__, plugins, schemes, served
 from sglang_exact.hooks.base import SCHEDULER
 from sglang_exact.hooks.registered import Decision
 from sglang_exact.host import compat
@@ -84,12 +84,15 @@ def runtime_facts(scheduler: Any) -> dict[str, Any]:
 
     runner, parallel = scheduler.tp_worker.model_runner, get_parallel()
     device = str(runner.device)
+    scheme = schemes.of(runner.model_config.hf_config)
     facts: dict[str, Any] = {
         "rank": int(parallel.tp_rank),
         "tp_size": int(parallel.tp_size),
         "device": device,
         "context_length": int(runner.model_config.context_len),
         "dtype": str(runner.dtype).removeprefix("torch."),
+        # How weights are quantised, one of `schemes`; None for bfloat16.
+        "scheme": scheme.name if scheme else None,
         # Rows of each prefill graph, as captured; empty without them.
         "prefill_graphs": list(
             getattr(runner.prefill_cuda_graph_runner, "capture_num_tokens", ())

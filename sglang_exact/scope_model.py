@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sglang_exact import scope_families
+from sglang_exact import schemes, scope_families
 from sglang_exact.reasons import Reason
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ GRAPHS = {"prefill": ("breakable", "disabled"), "decode": ("full", "disabled")}
 prefill graphs hold what sees one row at a time; attention and the GDN layers stay
 between them and get the real rows alone."""
 
-_SAYS_QUANTIZED = ("quantization_config", "compression_config")
 _UNQUANTIZED = ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
 _ROTARY = "sglang.srt.layers.rotary_embedding"
 
@@ -51,11 +50,12 @@ def _text(config: Any) -> Any:
 
 
 def quantized(method: str) -> Reason:
-    """The reason in a checkpoint whose layers are not bfloat16 but `method`."""
+    """The reason in a checkpoint whose layers are `method`, which is not served."""
+    served = [scheme.says() for scheme in schemes.SCHEMES]
     return Reason(
         f"a quantized checkpoint ({method})",
-        "bfloat16 weights",
-        "use the unquantized checkpoint",
+        " or ".join(["bfloat16 weights", *served]),
+        "use the bfloat16 checkpoint, or one that is quantized in such a way",
     )
 
 
@@ -88,12 +88,13 @@ def model_reasons(hf_config: Any, dtype: str) -> list[Reason]:
         reasons.append(
             Reason(f"model dtype {dtype}", "bfloat16", "pass --dtype bfloat16")
         )
-    for where in (hf_config, text):
-        for name in _SAYS_QUANTIZED:
-            if _of(where, name):
-                reasons.append(quantized(f"{name} in config.json"))
+    if _of(hf_config, "compression_config") or _of(text, "compression_config"):
+        reasons.append(quantized("compression_config in config.json"))
+    found = schemes.config_of(hf_config)
+    if found and not schemes.find(found):
+        reasons.append(quantized(schemes.shown(found)))
     return [
-        *dict.fromkeys(reasons),
+        *reasons,
         *_rope_reasons(text),
         *_vocabulary_reasons(text),
         *_layer_reasons(text),
@@ -186,7 +187,9 @@ def resolved_reasons(cfg: Any, model: Any) -> list[Reason]:
     """
     reasons = model_reasons(model.hf_config, str(model.dtype))
     said = any("quantized checkpoint" in reason.found for reason in reasons)
-    if model.quantization is not None and not said:
+    scheme = schemes.of(model.hf_config)
+    served = {None, scheme.config["quant_method"]} if scheme else {None}
+    if model.quantization not in served and not said:
         reasons.append(quantized(str(model.quantization)))
     return [
         *reasons,
@@ -349,13 +352,33 @@ def size_reasons(cfg: Any, model: Any) -> list[Reason]:
     return reasons
 
 
-def live_reasons(model: torch.nn.Module, kv_dtype: torch.dtype) -> list[Reason]:
+def capability_reasons(
+    hf_config: Any, capability: tuple[int, int] | None
+) -> list[Reason]:
+    """Reasons in the GPU, if one is here, for the scheme of a quantised checkpoint."""
+    scheme = schemes.of(hf_config)
+    if not scheme or capability is None or capability in scheme.capabilities:
+        return []
+    return [
+        Reason(
+            f"{scheme.title} on sm{capability[0]}{capability[1]}",
+            scheme.says(),
+            "use the bfloat16 checkpoint, or such a GPU",
+        )
+    ]
+
+
+def live_reasons(
+    model: torch.nn.Module,
+    kv_dtype: torch.dtype,
+    scheme: schemes.Scheme | None = None,
+) -> list[Reason]:
     """Reasons in the target as it was built: modules, their methods, dtypes, KV cache.
 
-    A vision tower is left out: no request reaches it.
+    `scheme` is that of its checkpoint, None for bfloat16. A vision tower is left out:
+    no request reaches it.
     """
-    import torch
-
+    dtypes = {"torch.bfloat16", "torch.float32"}
     family = scope_families.find([type(model).__name__])
     tables = (scope_families.COMMON, family.modules if family else {})
     strange: dict[str, str] = {}
@@ -371,16 +394,21 @@ def live_reasons(model: torch.nn.Module, kv_dtype: torch.dtype) -> list[Reason]:
         if getattr(getattr(module, "dual_gemm", None), "mode", None) is not None:
             strange.setdefault("another kernel for 16 rows and fewer", name)
         method = type(getattr(module, "quant_method", None)).__name__
-        if method not in ("NoneType", *_UNQUANTIZED):
+        ours = bool(scheme and method == scheme.method)
+        if scheme and ours and (wrong := scheme.wrong(module)):
+            strange.setdefault(wrong, name)
+        elif not ours and method not in ("NoneType", *_UNQUANTIZED):
             strange.setdefault(f"layers of {method}", name)
+        kept = dtypes | {scheme.weights} if scheme and ours else dtypes
         for parameter in module.parameters(recurse=False):
-            if parameter.dtype not in (torch.bfloat16, torch.float32):
+            if str(parameter.dtype) not in kept:
                 strange.setdefault(f"weights of {parameter.dtype}", name)
     reasons = [
         Reason(
             f"{what} in the loaded model (first {name})",
-            "the dense bfloat16 layers that were compared",
-            "use the unquantized dense checkpoint, and drop what changes its layers",
+            f"the dense {scheme.title if scheme else 'bfloat16'} layers that were "
+            "compared",
+            "use a dense checkpoint that is served, and drop what changes its layers",
         )
         for what, name in strange.items()
     ]

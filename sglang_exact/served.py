@@ -24,6 +24,7 @@ NAMES = (
     "plugins",
     "reasons",
     "roles",
+    "schemes",
     "scope",
     "scope_arguments",
     "scope_families",

@@ -59,7 +59,10 @@ VOLATILE = (
     *("random_seed", "max_total_num_tokens", "max_req_input_len"),
     *("max_running_requests", "mem_fraction_static"),
 )
-ATTESTED = ("version", "numerics", "digest", "hooks", "not_pinned", "test_settings")
+ATTESTED = (
+    *("version", "numerics", "digest", "hooks", "not_pinned", "test_settings"),
+    "scheme",
+)
 # Two servers that differ here are not covered by one promise.
 SAME = (
     "model_path",

@@ -53,9 +53,12 @@ def _early_reasons(args: Any) -> list[Reason]:
     Only a local checkpoint is looked at; one on a hub is judged after resolution.
     """
     reasons: list[Reason] = []
+    found, capability = _config_of(str(args.model_path)), None
     if not registered.read().settings.rehearsal:
-        reasons += scope.gpu_reasons(_capability(str(args.device or "cuda")))
-    if found := _config_of(str(args.model_path)):
+        capability = _capability(str(args.device or "cuda"))
+        reasons += scope.gpu_reasons(capability)
+    if found:
+        reasons += scope_model.capability_reasons(found, capability)
         dtype = found.get("dtype") or found.get("torch_dtype") or "bfloat16"
         # A --dtype that is given is judged with the other arguments.
         wanted = str(dtype) if args.dtype == "auto" else "bfloat16"
@@ -119,7 +122,7 @@ def _gpu_names(cfg: Any) -> list[str]:
 )
 def check_arguments(self: Any) -> None:
     """Before ServerArgs.check_server_args: every reason at once, or silence."""
-    from sglang.srt.arg_groups.overrides import resolved_view
+    from sglang.srt.arg_groups.overrides import model_config_of, resolved_view
 
     cfg = resolved_view(self)
     reasons = [*_effect_reasons(), *setup_reasons(self)]
@@ -127,6 +130,8 @@ def check_arguments(self: Any) -> None:
         capability = _capability(str(cfg.device))
         reasons += scope.gpu_reasons(capability)
         reasons += scope.gpu_mix_reasons(_gpu_names(cfg))
+        hf_config = model_config_of(self).hf_config
+        reasons += scope_model.capability_reasons(hf_config, capability)
         if capability == (12, 0):
             # DeepGEMM's sm120 kernel races without this fence.
             install = headers.find_install()

@@ -95,9 +95,17 @@ def self_test(result: None, self: Any) -> None:
     """After ModelRunner.initialize: the target as built, then kernels on the device."""
     if self.is_draft_worker:
         return
-    from sglang_exact import scope_model, selftest
+    import torch
 
-    if reasons := scope_model.live_reasons(self.model, self.kv_cache_dtype):
+    from sglang_exact import schemes, scope_model, selftest
+
+    config, capability = self.model_config.hf_config, None
+    if torch.cuda.is_available():
+        capability = torch.cuda.get_device_capability()
+    if reasons := [
+        *scope_model.capability_reasons(config, capability),
+        *scope_model.live_reasons(self.model, self.kv_cache_dtype, schemes.of(config)),
+    ]:
         raise Refused(reasons)
     decided = registered.read()
     names = {ours.name for ours in decided.of(SCHEDULER)}

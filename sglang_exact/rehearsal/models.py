@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sglang_exact import schemes
 from sglang_exact.rehearsal.dense import DENSE, dense_config, dense_shapes
 from sglang_exact.rehearsal.drafters import (
     DRAFT_KINDS,
@@ -143,10 +144,29 @@ def make_draft(
 
 
 def make_27b_target(
-    path: str | Path, layers: int = 64, *, vocab_size: int = _27B_VOCAB
+    path: str | Path,
+    layers: int = 64,
+    *,
+    vocab_size: int = _27B_VOCAB,
+    scheme: str = "",
 ) -> Path:
-    """Write the config of a 27B-wide target with `layers` layers (64 is the model)."""
+    """Write the config of a 27B-wide target with `layers` layers (64 is the model).
+
+    `scheme` is one of `schemes.SCHEMES`, whose weights are quantised on the spot; the
+    gates' projections are not, as in the official checkpoints.
+    """
     config = _hybrid_config(_27B, layers, vocab_size, 10000000.0)
+    if scheme:
+        gates = ("in_proj_a", "in_proj_b", "in_proj_ba")
+        config["quantization_config"] = {
+            **schemes.BY_NAME[scheme].config,
+            "modules_to_not_convert": ["lm_head"]
+            + [
+                f"model.layers.{layer}.linear_attn.{gate}"
+                for layer in range(layers)
+                for gate in gates
+            ],
+        }
     return _write_config(path, config)
 
 

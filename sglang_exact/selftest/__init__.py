@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from sglang_exact import scope_families
+from sglang_exact import schemes, scope_families
 from sglang_exact.reasons import Reason
 
 _report: dict[str, Any] = {"ran": False}
@@ -50,7 +50,7 @@ def run(model_runner: Any, names: Collection[str], small_m: int) -> Result:
     for name in family.self_tests:
         if name in names:
             reasons += tests[name](model_runner)
-    reasons += _deep_gemm(model_runner)
+    reasons += _linear(model_runner)
     shapes: Collection[tuple[int, int]] = ()
     if small_m and "small_m_gemm" in names:
         found, shapes = _small_m(model_runner, small_m)
@@ -63,19 +63,25 @@ def run(model_runner: Any, names: Collection[str], small_m: int) -> Result:
     return Result(reasons, shapes)
 
 
-def _deep_gemm(model_runner: Any) -> list[Reason]:
-    """DeepGEMM at the numbers of rows that this server will ask for."""
+def _linear(model_runner: Any) -> list[Reason]:
+    """Linear layers at the numbers of rows that this server will ask for."""
     import torch
     from sglang.srt.arg_groups.overrides import resolved_view
 
-    from sglang_exact.selftest import deep_gemm
+    from sglang_exact.selftest import deep_gemm, quantised
 
     cfg = resolved_view(model_runner.server_args)
     served = deep_gemm.served_rows(cfg, model_runner.model_config)
     _report["deep_gemm_rows"] = list(served)
     device = torch.device(model_runner.device, torch.cuda.current_device())
     found = deep_gemm.weights(model_runner.model)
-    return deep_gemm.run(found, served, device)
+    reasons = deep_gemm.run(found, served, device)
+    scheme = schemes.of(model_runner.model_config.hf_config)
+    if scheme:
+        layers = quantised.layers(model_runner.model, scheme)
+        _report["quantised_shapes"] = sorted(layers)
+        reasons += quantised.run(layers, served, device)
+    return reasons
 
 
 def _small_m(model_runner: Any, limit: int) -> Result:

@@ -169,7 +169,7 @@ def test_prefill_graphs_are_attested_as_captured(
     model = SimpleNamespace(
         device="cpu",
         dtype="torch.bfloat16",
-        model_config=SimpleNamespace(context_len=64),
+        model_config=SimpleNamespace(context_len=64, hf_config=SimpleNamespace()),
         prefill_cuda_graph_runner=None if runner is None else SimpleNamespace(**runner),
     )
     worker = SimpleNamespace(model_runner=model)

@@ -47,7 +47,7 @@ def found(reasons: list[Any]) -> list[str]:
         ({"num_experts": 512}, []),
         (
             {"quantization_config": {"quant_method": "fp8"}},
-            ["a quantized checkpoint (quantization_config in config.json)"],
+            ["a quantized checkpoint (fp8)"],
         ),
         (
             {"compression_config": {"format": "int-quantized"}},

@@ -145,13 +145,42 @@ def test_dummy_weights_have_a_models_spread() -> None:
     assert model.norm.weight.abs().max() <= 0.2
 
 
-def test_dummy_weights_refuse_quantized_models() -> None:
-    class Quantized(torch.nn.Module):
-        def state_dict(self) -> dict[str, object]:
-            return {"weight": torch.zeros(4, 4).to(torch.float8_e4m3fn)}
+class Quantized(torch.nn.Module):
+    """One FP8 weight [200, 300], with or without a scale for each 128 x 128."""
 
+    def __init__(self, scales: bool) -> None:
+        super().__init__()
+        self.held = {"proj.weight": torch.zeros(200, 300).to(torch.float8_e4m3fn)}
+        if scales:
+            self.held["proj.weight_scale_inv"] = torch.zeros(2, 3)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.held
+
+
+def test_dummy_weights_are_quantised_by_blocks() -> None:
+    """As near to the seeded bfloat16 weight as three bits of mantissa are."""
+    model = Quantized(scales=True)
+    dummy_weights.initialize_dummy_weights(model)
+    weight, scales = model.held.values()
+    wide = torch.empty(200, 300, dtype=torch.bfloat16)
+    generator = torch.Generator().manual_seed(
+        dummy_weights.seed_of("proj.weight", 1234)
+    )
+    dummy_weights._fill("proj.weight", wide, generator, False)
+    assert scales[1, 2] == wide[128:, 256:].float().abs().max() / 448
+    full = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)[:200, :300]
+    off = (weight.float() * full - wide.float()).abs()
+    assert (off <= wide.float().abs() / 16 + full / 512).all()
+    assert weight.float().abs().max() == 448
+    other = Quantized(scales=True)
+    dummy_weights.initialize_dummy_weights(other, seed=1)
+    assert not torch.equal(other.held["proj.weight_scale_inv"], scales)
+
+
+def test_dummy_weights_need_scales_of_quantised_weights() -> None:
     with pytest.raises(ValueError, match="found torch.float8_e4m3fn"):
-        dummy_weights.initialize_dummy_weights(Quantized())
+        dummy_weights.initialize_dummy_weights(Quantized(scales=False))
 
 
 class RowParallelLinear(torch.nn.Linear):

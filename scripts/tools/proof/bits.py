@@ -236,7 +236,12 @@ class Proof(matrix.Matrix):
     def prepare(self) -> None:
         """Make folders and model configurations."""
         self.out.mkdir(parents=True, exist_ok=True)
-        matrix.make_models(self.models, self.sizes.layers, family=self.args.family)
+        matrix.make_models(
+            self.models,
+            self.sizes.layers,
+            family=self.args.family,
+            scheme=self.args.scheme,
+        )
 
     @contextlib.contextmanager
     def server(self, arm: Arm, gpus: str, plan: Path) -> Iterator[Server]:
@@ -318,6 +323,7 @@ class Proof(matrix.Matrix):
             "acceptance": "set by the oracle drafter" if arm.oracle
             else "the drafter's own, repetitive prompts",
             "family": self.args.family or "qwen3_5",
+            "scheme": self.args.scheme or None,
             "layers": self.sizes.layers,
             "tp": self.sizes.tp,
             "new_tokens_per_prompt": self.text(arm, arm.phases[0].text).tokens

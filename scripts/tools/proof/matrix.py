@@ -75,8 +75,12 @@ def make_models(
     rehearsal: bool = False,
     kinds: Collection[str] = DRAFT_KINDS,
     family: str = "",
+    scheme: str = "",
 ) -> None:
-    """Model folders "target-LAYERS" and "DRAFTER-LAYERS"; of a family, or 27B-wide."""
+    """Model folders "target-LAYERS" and "DRAFTER-LAYERS"; of a family, or 27B-wide.
+
+    `scheme` quantises the 27B-wide target; drafts are bfloat16.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if family:
         models.make_wide_target(folder / f"target-{layers}", layers, family=family)
@@ -86,7 +90,7 @@ def make_models(
     if rehearsal:
         models.make_target(folder / f"target-{layers}", layers)
     else:
-        models.make_27b_target(folder / f"target-{layers}", layers)
+        models.make_27b_target(folder / f"target-{layers}", layers, scheme=scheme)
     for kind in kinds:
         path = folder / f"{kind}-{layers}"
         if rehearsal:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from sglang_exact.schemes import BY_NAME as SCHEMES
 from tools.proof import arms, prefix_arms, speed_arms, traffic_arms, verifier_arms
 
 EVER = 1e9
@@ -51,6 +52,8 @@ def bits(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--arms", default="", help="default: all, or those of a family")
     known = ("", *arms.FAMILIES)
     add("--family", default="", choices=known, help="8B-wide, in a --state of its own")
+    schemes = ("", *SCHEMES)
+    add("--scheme", default="", choices=schemes, help="quantised, in a --state as well")
     add("--name", default="", help="first part of the results' names; default: proof")
     add("--new", type=int, default=440, help="tokens per prompt")
     add("--context", type=int, default=16384)
@@ -67,10 +70,13 @@ def bits(argv: Sequence[str] | None = None) -> argparse.Namespace:
     room = args.context - prefix_arms.MORE
     if max(args.prefixes, default=0) > room:
         parser.error(f"found --prefixes over {room}, expected a larger --context")
+    if args.family and args.scheme:
+        parser.error("found --family and --scheme, expected one of them")
     every = arms.FAMILY_ARMS if args.family else [arm.name for arm in arms.ARMS]
     args.arms = args.arms or ",".join(every)
     # The tables of evidence are made of the files called proof.
-    args.name = args.name or (f"family-{args.family}" if args.family else "proof")
+    kind = f"family-{args.family}" if args.family else f"scheme-{args.scheme}"
+    args.name = args.name or (kind if args.family or args.scheme else "proof")
     try:
         arms.chosen(args.arms)
     except ValueError as error:

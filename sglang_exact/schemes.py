@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which quantised checkpoints are served, one row a scheme; whoever asks reads the row.
+
+A scheme is served where a row's bits do not depend on the number of rows of its GEMM
+and of the kernel that quantises its activations. The reference is plain decoding of the
+same checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+
+class Scheme(NamedTuple):
+    """Linear layers of one number format; what the row does not name stays bfloat16.
+
+    Attributes:
+        name: in attestations, and of `--quantization` of the proofs.
+        title: for readers.
+        config: what config.json's `quantization_config` says of it.
+        others: its further fields, and the values that they may have; any if empty.
+        method: the host's class of its linear layers.
+        weights: dtype of their weights.
+        capabilities: compute capabilities on which its kernels were compared.
+        wrong: of a layer that was built, why it runs other kernels; "" if it does not.
+    """
+
+    name: str
+    title: str
+    config: Mapping[str, object]
+    others: Mapping[str, tuple[object, ...]]
+    method: str
+    weights: str
+    capabilities: tuple[tuple[int, int], ...]
+    wrong: Callable[[Any], str]
+
+    def says(self) -> str:
+        """What a checkpoint of this scheme has, for a message."""
+        fields = ", ".join(f"{name} {value}" for name, value in self.config.items())
+        places = ", ".join(f"sm{major}{minor}" for major, minor in self.capabilities)
+        return f"{self.title} ({fields}) on {places}"
+
+
+_DEEP_GEMM = "deepgemm_w8a8_block_fp8_linear_with_fallback"
+
+
+def _block_fp8_wrong(layer: Any) -> str:
+    """Why a layer would not run on DeepGEMM's block FP8 kernel."""
+    method = layer.quant_method
+    linear = method.w8a8_block_fp8_linear
+    linear = getattr(linear, "func", linear)
+    name = getattr(linear, "__name__", str(linear))
+    if method.use_marlin or method.block_fp8_as_mxfp8 or name != _DEEP_GEMM:
+        return f"block FP8 layers on {'Marlin' if method.use_marlin else name}"
+    n, k = layer.weight.shape
+    if n % 64 or k % 128:
+        # The host hands these to another kernel (fp8_utils.py:1459).
+        return f"a block FP8 layer of N = {n}, K = {k}, which DeepGEMM does not take"
+    if str(layer.weight_scale_inv.dtype) != "torch.float32":
+        return f"block FP8 scales of {layer.weight_scale_inv.dtype}"
+    return ""
+
+
+SCHEMES = (
+    Scheme(
+        "fp8-block",
+        "block FP8",
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+        },
+        {
+            "fmt": ("e4m3",),
+            "modules_to_not_convert": (),
+            "ignored_layers": (),
+            "packed_modules_mapping": (),
+        },
+        method="Fp8LinearMethod",
+        weights="torch.float8_e4m3fn",
+        capabilities=((9, 0),),
+        wrong=_block_fp8_wrong,
+    ),
+)
+BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
+
+
+def config_of(hf_config: Any) -> Mapping[str, Any]:
+    """`quantization_config` of a configuration, an object or from a file a dict; or {}.
+
+    A model with a vision tower may keep it beside its text model's other fields.
+    """
+
+    def of(config: Any, name: str) -> Any:
+        if isinstance(config, Mapping):
+            return config.get(name)
+        return getattr(config, name, None)
+
+    text = of(hf_config, "text_config") or hf_config
+    found = of(hf_config, "quantization_config") or of(text, "quantization_config")
+    if found is not None and not isinstance(found, Mapping):
+        found = found.to_dict()
+    return found or {}
+
+
+def find(config: Mapping[str, Any]) -> Scheme | None:
+    """The scheme of a `quantization_config`; None for one that is not served."""
+    for scheme in SCHEMES:
+        rest = {k: v for k, v in config.items() if k not in scheme.config}
+        if (
+            all(config.get(name) == value for name, value in scheme.config.items())
+            and rest.keys() <= scheme.others.keys()
+            and all(
+                not scheme.others[name] or value in scheme.others[name]
+                for name, value in rest.items()
+            )
+        ):
+            return scheme
+    return None
+
+
+def of(hf_config: Any) -> Scheme | None:
+    """The scheme of a model's configuration; None for bfloat16, or one not served."""
+    return find(config_of(hf_config))
+
+
+def shown(config: Mapping[str, Any]) -> str:
+    """A `quantization_config` in a message, without its lists of layers."""
+    fields = [
+        f"{name} {value}"
+        for name, value in config.items()
+        if name != "quant_method" and not isinstance(value, (dict, list))
+    ]
+    blocks = config.get("weight_block_size")
+    fields += [f"weight_block_size {blocks}"] if blocks else []
+    method = config.get("quant_method", "unknown method")
+    return ", ".join([str(method), *sorted(fields)])
