@@ -80,6 +80,7 @@ ALLOWED: dict[str, tuple[object, ...]] = {
     "enable_priority_scheduling": (False,),
     "page_size": (None, 1),
     "bf16_gemm_backend": ("auto", "torch"),
+    "fp8_gemm_runner_backend": ("auto", "deep_gemm"),
     "enable_fp32_lm_head": (False,),
     "enable_tf32_matmul": (None, False),
     "model_impl": ("auto", "sglang"),
@@ -199,6 +200,7 @@ WHY: dict[str, str] = {
 
 
 def _flag(field: str) -> str:
+    field = {"fp8_gemm_runner_backend": "fp8_gemm_backend"}.get(field, field)
     return "--" + field.replace("_", "-")
 
 

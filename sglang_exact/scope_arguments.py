@@ -221,7 +221,7 @@ HARMLESS: dict[str, str] = _names(
             enforce_shared_experts_fusion flashinfer_a2a_dispatch_type
             speculative_enable_w4a4_mxfp4_megamoe paged_experts_num_resident kt_method
             kt_cpuinfer kt_threadpool_count kt_num_gpu_experts
-            kt_max_deferred_experts_per_token fp8_gemm_runner_backend
+            kt_max_deferred_experts_per_token
             fp4_gemm_runner_backend prefill_kv_cache_dequant_dtype dcp_comm_backend
             dcp_replicate_q_proj cp_strategy enable_dsa_cache_layer_split
             enable_dp_attention_local_control_broadcast disable_attn_tp_gather
