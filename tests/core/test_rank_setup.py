@@ -80,7 +80,12 @@ def test_tiles_that_passed_are_enabled(
     monkeypatch.setattr(scope_model, "live_reasons", lambda *_: [])
     monkeypatch.setattr(selftest, "run", lambda *_: selftest.Result(reasons, shapes))
     monkeypatch.setattr(small_m_gemm, "enable", lambda *given: enabled.append(given))
-    runner = SimpleNamespace(is_draft_worker=draft, model=None, kv_cache_dtype=None)
+    runner = SimpleNamespace(
+        is_draft_worker=draft,
+        model=None,
+        kv_cache_dtype=None,
+        model_config=SimpleNamespace(hf_config=SimpleNamespace()),
+    )
     if reasons and not draft:
         with pytest.raises(Refused) as refused:
             rank.self_test(None, runner)

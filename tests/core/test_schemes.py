@@ -154,3 +154,30 @@ def test_scales_of_another_dtype_are_refused() -> None:
     scheme = schemes.BY_NAME["fp8-block"]
     (reason,) = scope_model.live_reasons(model, torch.bfloat16, scheme)
     assert "block FP8 scales of torch.bfloat16" in reason.found
+
+
+class Fp8KVCacheMethod:
+    """Stands in for the host's."""
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_scales_of_a_cache_are_dropped_or_refused(scale: float) -> None:
+    torch = pytest.importorskip("torch")
+    scheme, model = schemes.BY_NAME["fp8-block"], built()
+    folder = "sglang.srt.layers.radix_attention"
+    attention = type("RadixAttention", (torch.nn.Module,), {"__module__": folder})()
+    attention.quant_method = Fp8KVCacheMethod()
+    attention.k_scale = torch.nn.Parameter(torch.tensor(scale), requires_grad=False)
+    attention.v_scale = torch.nn.Parameter(torch.tensor(1.0), requires_grad=False)
+    attention.k_scale_float, attention.v_scale_float = scale, 1.0
+    model.attn = attention
+    schemes.drop_unit_scales(model, None)
+    assert attention.k_scale is not None
+    schemes.drop_unit_scales(model, scheme)
+    found = scope_model.live_reasons(model, torch.bfloat16, scheme)
+    if scale == 1.0:
+        assert attention.k_scale is None and attention.v_scale is None
+        assert attention.quant_method is None and found == []
+    else:
+        (reason,) = found
+        assert "scales of a quantized KV cache" in reason.found
