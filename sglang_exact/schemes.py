@@ -25,6 +25,8 @@ class Scheme(NamedTuple):
         capabilities: compute capabilities on which its kernels were compared.
         wrong: of a layer that was built, why it runs other kernels; "" if it does not.
         cache: the host's class that gives attention the scales of a quantised KV cache.
+        proved: whole servers were compared on a GPU; until then a server of it attests
+            `unverified`.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Scheme(NamedTuple):
     capabilities: tuple[tuple[int, int], ...]
     wrong: Callable[[Any], str]
     cache: str
+    proved: bool = False
 
     def says(self) -> str:
         """What a checkpoint of this scheme has, for a message."""

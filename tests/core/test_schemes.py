@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from sglang_exact import schemes, scope_model
+from sglang_exact import attestation, hooks, schemes, scope_model
+from sglang_exact.host import compat
 from sglang_exact.rehearsal import models
+from sglang_exact.settings import Settings
 
 OFFICIAL = {
     "quant_method": "fp8",
@@ -181,3 +183,22 @@ def test_scales_of_a_cache_are_dropped_or_refused(scale: float) -> None:
     else:
         (reason,) = found
         assert "scales of a quantized KV cache" in reason.found
+
+
+@pytest.mark.parametrize("proved", [True, False])
+def test_what_was_not_compared_is_attested_so(
+    monkeypatch: pytest.MonkeyPatch, proved: bool
+) -> None:
+    for name in ("reasons", "loaded_reasons", "stack_reasons"):
+        monkeypatch.setattr(compat, name, lambda *_: [])
+    row = schemes.BY_NAME["fp8-block"]._replace(proved=proved)
+    monkeypatch.setitem(schemes.BY_NAME, "fp8-block", row)
+    decided = hooks.decide(Settings(enable=True), (hooks.SCHEDULER,))
+
+    def attested(scheme: str | None) -> str:
+        facts = {"device": "cuda:0", "scheme": scheme}
+        return str(attestation.record(decided, facts, {})["numerics"])
+
+    assert attested(None) == attestation.BITWISE
+    expected = attestation.BITWISE if proved else attestation.UNVERIFIED
+    assert attested("fp8-block") == expected
