@@ -251,7 +251,8 @@ def test_the_launcher_looks_at_the_draft_and_the_workers(
     args = drafting(tmp_path, 2 if wrong else 3)
     args.tokenizer_worker_num = 2 if wrong else 1
     overrides = ModuleType("overrides")
-    monkeypatch.setattr(overrides, "resolved_view", lambda x: x, raising=False)
+    for name in ("resolved_view", "model_config_of"):
+        monkeypatch.setattr(overrides, name, lambda x: x, raising=False)
     monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups.overrides", overrides)
     monkeypatch.setattr(launch, "_effect_reasons", list)
     monkeypatch.setattr(launch, "setup_reasons", lambda _: [])
