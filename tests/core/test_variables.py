@@ -29,6 +29,27 @@ def test_nothing_to_say() -> None:
     assert found(PATH="x", HOME="9", HF_HOME="9", LD_LIBRARY_PATH="x") == []
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SGLANG_FORCE_FP8_MARLIN",
+        "USE_TRITON_W8A8_FP8_KERNEL",
+        "SGLANG_HUMMING_USE_F16_ACCUM",
+        "SGLANG_ENABLE_FP8_GEMM_CONFIG_TUNE",
+        "SGLANG_OPT_HOPPER_BLOCK_FP8_BF16",
+        "SGLANG_DISABLE_SILU_FP4_QUANT_FUSION",
+        "SGLANG_FLASHINFER_CUTEDSL_NVFP4_W4A16",
+        "FLASHINFER_AUTOTUNER_LOAD_FROM_FILE",
+        "FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH",
+        "SGLANG_FP8_IGNORED_LAYERS",
+        "SGLANG_FORCE_MXFP8_BLOCK_CONVERT",
+    ],
+)
+def test_what_picks_kernels_of_quantised_layers(name: str) -> None:
+    """No table names them: that the host reads them is enough."""
+    assert found(**{name: "9"}) == [f"{name} is set"]
+
+
 @pytest.mark.parametrize("name", TABLES.settled)
 def test_settled(name: str) -> None:
     for value in TABLES.settled[name]:

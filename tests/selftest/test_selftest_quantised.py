@@ -47,6 +47,18 @@ def model(fault: str = "") -> Any:
     return made
 
 
+class W8A8Int8LinearMethod:
+    """Stands in for the host's, which keeps [K, N]."""
+
+
+def test_shapes_of_turned_weights() -> None:
+    made = model()
+    made.proj.quant_method = W8A8Int8LinearMethod()
+    made.proj.weight = torch.nn.Parameter(torch.randn(8, 3), requires_grad=False)
+    assert list(quantised.layers(made, schemes.BY_NAME["int8-w8a8"])) == [(3, 8)]
+    assert list(quantised.layers(made, SCHEME)) == []
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [("", None), ("rows", "M = 65: 1 of 195"), ("calls", "of 256 calls at M = 8")],
