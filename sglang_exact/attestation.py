@@ -125,7 +125,8 @@ def record(
     pinned = not [*compat.reasons(names), *compat.loaded_reasons()]
     other = [reason.found for reason in compat.stack_reasons()]
     beside = plugins.names(os.environ, decided.known)
-    proven = pinned and not other and not beside
+    scheme = schemes.BY_NAME.get(facts.get("scheme") or "")
+    proven = pinned and not other and not beside and (not scheme or scheme.proved)
     return {
         "version": __version__,
         "numerics": numerics(settings, facts["device"], proven),

@@ -29,7 +29,7 @@ def register() -> None:
 def _register() -> None:
     import os
 
-    from sglang_exact import gate, hooks, plugins, roles, scope, settings
+    from sglang_exact import gate, hooks, plugins, roles, scope, settings, variables
     from sglang_exact.hooks import registered
     from sglang_exact.host import compat
 
@@ -38,6 +38,7 @@ def _register() -> None:
         return
     reasons += hooks.name_reasons(config)
     if config.enable:
+        variables.pin_ptxas(os.environ)
         reasons += scope.environment_reasons(os.environ)
         reasons += plugins.reasons(os.environ, config.allow_plugins)
         reasons += compat.setup_reasons(hooks.pinned_names(), config)

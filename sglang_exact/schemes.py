@@ -24,6 +24,9 @@ class Scheme(NamedTuple):
         weights: dtype of their weights.
         capabilities: compute capabilities on which its kernels were compared.
         wrong: of a layer that was built, why it runs other kernels; "" if it does not.
+        cache: the host's class that gives attention the scales of a quantised KV cache.
+        proved: whole servers were compared on a GPU; until then a server of it attests
+            `unverified`.
     """
 
     name: str
@@ -34,6 +37,8 @@ class Scheme(NamedTuple):
     weights: str
     capabilities: tuple[tuple[int, int], ...]
     wrong: Callable[[Any], str]
+    cache: str
+    proved: bool = False
 
     def says(self) -> str:
         """What a checkpoint of this scheme has, for a message."""
@@ -81,6 +86,7 @@ SCHEMES = (
         weights="torch.float8_e4m3fn",
         capabilities=((9, 0),),
         wrong=_block_fp8_wrong,
+        cache="Fp8KVCacheMethod",
     ),
 )
 BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
@@ -136,3 +142,22 @@ def shown(config: Mapping[str, Any]) -> str:
     fields += [f"weight_block_size {blocks}"] if blocks else []
     method = config.get("quant_method", "unknown method")
     return ", ".join([str(method), *sorted(fields)])
+
+
+def drop_unit_scales(model: Any, scheme: Scheme | None) -> None:
+    """Take scales of 1 from the attention layers of a model that was loaded.
+
+    A checkpoint without them gets them all the same, and with a bfloat16 cache they
+    only cost a division of each key. Other ones stay, and are refused as strange.
+    """
+    for module in model.modules() if scheme else ():
+        method = type(getattr(module, "quant_method", None)).__name__
+        if scheme and method == scheme.cache and _scales(module) == (1.0, 1.0):
+            module.k_scale = module.v_scale = None
+            module.k_scale_float = module.v_scale_float = None
+            # Or new weights would set them again.
+            module.quant_method = None
+
+
+def _scales(attention: Any) -> tuple[object, object]:
+    return attention.k_scale_float, attention.v_scale_float

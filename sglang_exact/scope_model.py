@@ -397,6 +397,8 @@ def live_reasons(
         ours = bool(scheme and method == scheme.method)
         if scheme and ours and (wrong := scheme.wrong(module)):
             strange.setdefault(wrong, name)
+        elif scheme and method == scheme.cache:
+            strange.setdefault("attention with scales of a quantized KV cache", name)
         elif not ours and method not in ("NoneType", *_UNQUANTIZED):
             strange.setdefault(f"layers of {method}", name)
         kept = dtypes | {scheme.weights} if scheme and ours else dtypes

@@ -10,11 +10,13 @@ is refused as well, unless it has the host's own default.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from sglang_exact.host import compat
@@ -32,6 +34,9 @@ FROM_FLAGS = {
     "SGLANG_MAMBA_SSM_DTYPE": "pass --mamba-ssm-dtype float32",
     "SGLANG_ENABLE_TORCH_COMPILE": "drop --enable-torch-compile",
 }
+PTXAS = "TRITON_PTXAS_BLACKWELL_PATH"
+"""The assembler of Triton's kernels from sm100 on. FlashInfer sets it on import, to one
+of CUDA 13 that it finds in the path (flashinfer/triton/__init__.py)."""
 UNLISTED = "a variable of the host that no table lists"
 _BOOLEAN = {"true": ("1", "true", "yes", "y"), "false": ("0", "false", "no", "n")}
 
@@ -79,6 +84,23 @@ def _text(default: str) -> str:
     return str(value).lower() if isinstance(value, str | int | float) else ""
 
 
+@lru_cache(maxsize=1)
+def own_ptxas() -> str | None:
+    """The assembler that Triton's own release brings; None where it is not there."""
+    spec = importlib.util.find_spec("triton")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        file = Path(folder) / "backends" / "nvidia" / "bin" / "ptxas-blackwell"
+        if file.exists():
+            return str(file)
+    return None
+
+
+def pin_ptxas(environ: MutableMapping[str, str]) -> None:
+    """Name Triton's own assembler, which nothing then replaces; a given one is kept."""
+    if not environ.get(PTXAS) and (found := own_ptxas()):
+        environ[PTXAS] = found
+
+
 def _group(name: str, groups: Mapping[str, Iterable[str]]) -> str | None:
     """The reason under which a table lists a name, if it does."""
     return next(
@@ -120,6 +142,8 @@ def reasons(environ: Mapping[str, str]) -> list[Reason]:
         allowed, why = judged(name, rehearsal)
         value = environ[name].strip().lower()
         if allowed is None or value in allowed:
+            continue
+        if name == PTXAS and environ[name] == own_ptxas():
             continue
         wanted = " or ".join(x or "unset" for x in allowed)
         found.append(

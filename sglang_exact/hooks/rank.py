@@ -100,11 +100,13 @@ def self_test(result: None, self: Any) -> None:
     from sglang_exact import schemes, scope_model, selftest
 
     config, capability = self.model_config.hf_config, None
+    scheme = schemes.of(config)
     if torch.cuda.is_available():
         capability = torch.cuda.get_device_capability()
+    schemes.drop_unit_scales(self.model, scheme)
     if reasons := [
         *scope_model.capability_reasons(config, capability),
-        *scope_model.live_reasons(self.model, self.kv_cache_dtype, schemes.of(config)),
+        *scope_model.live_reasons(self.model, self.kv_cache_dtype, scheme),
     ]:
         raise Refused(reasons)
     decided = registered.read()

@@ -80,7 +80,12 @@ def test_tiles_that_passed_are_enabled(
     monkeypatch.setattr(scope_model, "live_reasons", lambda *_: [])
     monkeypatch.setattr(selftest, "run", lambda *_: selftest.Result(reasons, shapes))
     monkeypatch.setattr(small_m_gemm, "enable", lambda *given: enabled.append(given))
-    runner = SimpleNamespace(is_draft_worker=draft, model=None, kv_cache_dtype=None)
+    runner = SimpleNamespace(
+        is_draft_worker=draft,
+        model=None,
+        kv_cache_dtype=None,
+        model_config=SimpleNamespace(hf_config=SimpleNamespace()),
+    )
     if reasons and not draft:
         with pytest.raises(Refused) as refused:
             rank.self_test(None, runner)
@@ -246,7 +251,8 @@ def test_the_launcher_looks_at_the_draft_and_the_workers(
     args = drafting(tmp_path, 2 if wrong else 3)
     args.tokenizer_worker_num = 2 if wrong else 1
     overrides = ModuleType("overrides")
-    monkeypatch.setattr(overrides, "resolved_view", lambda x: x, raising=False)
+    for name in ("resolved_view", "model_config_of"):
+        monkeypatch.setattr(overrides, name, lambda x: x, raising=False)
     monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups.overrides", overrides)
     monkeypatch.setattr(launch, "_effect_reasons", list)
     monkeypatch.setattr(launch, "setup_reasons", lambda _: [])

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from sglang_exact import schemes, scope_model
+from sglang_exact import attestation, hooks, schemes, scope_model
+from sglang_exact.host import compat
 from sglang_exact.rehearsal import models
+from sglang_exact.settings import Settings
 
 OFFICIAL = {
     "quant_method": "fp8",
@@ -154,3 +156,49 @@ def test_scales_of_another_dtype_are_refused() -> None:
     scheme = schemes.BY_NAME["fp8-block"]
     (reason,) = scope_model.live_reasons(model, torch.bfloat16, scheme)
     assert "block FP8 scales of torch.bfloat16" in reason.found
+
+
+class Fp8KVCacheMethod:
+    """Stands in for the host's."""
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_scales_of_a_cache_are_dropped_or_refused(scale: float) -> None:
+    torch = pytest.importorskip("torch")
+    scheme, model = schemes.BY_NAME["fp8-block"], built()
+    folder = "sglang.srt.layers.radix_attention"
+    attention = type("RadixAttention", (torch.nn.Module,), {"__module__": folder})()
+    attention.quant_method = Fp8KVCacheMethod()
+    attention.k_scale = torch.nn.Parameter(torch.tensor(scale), requires_grad=False)
+    attention.v_scale = torch.nn.Parameter(torch.tensor(1.0), requires_grad=False)
+    attention.k_scale_float, attention.v_scale_float = scale, 1.0
+    model.attn = attention
+    schemes.drop_unit_scales(model, None)
+    assert attention.k_scale is not None
+    schemes.drop_unit_scales(model, scheme)
+    found = scope_model.live_reasons(model, torch.bfloat16, scheme)
+    if scale == 1.0:
+        assert attention.k_scale is None and attention.v_scale is None
+        assert attention.quant_method is None and found == []
+    else:
+        (reason,) = found
+        assert "scales of a quantized KV cache" in reason.found
+
+
+@pytest.mark.parametrize("proved", [True, False])
+def test_what_was_not_compared_is_attested_so(
+    monkeypatch: pytest.MonkeyPatch, proved: bool
+) -> None:
+    for name in ("reasons", "loaded_reasons", "stack_reasons"):
+        monkeypatch.setattr(compat, name, lambda *_: [])
+    row = schemes.BY_NAME["fp8-block"]._replace(proved=proved)
+    monkeypatch.setitem(schemes.BY_NAME, "fp8-block", row)
+    decided = hooks.decide(Settings(enable=True), (hooks.SCHEDULER,))
+
+    def attested(scheme: str | None) -> str:
+        facts = {"device": "cuda:0", "scheme": scheme}
+        return str(attestation.record(decided, facts, {})["numerics"])
+
+    assert attested(None) == attestation.BITWISE
+    expected = attestation.BITWISE if proved else attestation.UNVERIFIED
+    assert attested("fp8-block") == expected

@@ -42,7 +42,7 @@ def test_supported_arguments_have_no_reasons() -> None:
 def test_every_listed_argument_is_looked_at(field: str) -> None:
     """Each line of the table refuses a value that is not in it."""
     cfg = resolved(**{field: "something else"})
-    flag = "--" + field.replace("_", "-")
+    flag = scope._flag(field)
     assert found(scope.argument_reasons(cfg)) == [f"{flag} something else"]
 
 

@@ -88,7 +88,7 @@ def test_every_name_of_a_looked_at_argument_is_refused() -> None:
             if name.startswith("--no-"):
                 continue
             seen.add(action.dest)
-            flag = "--" + action.dest.replace("_", "-")
+            flag = scope._flag(action.dest)
             try:
                 found = refused([name, *(words or [])])
             except SystemExit:

@@ -158,7 +158,7 @@ def test_self_tests_are_those_of_the_family(
 
     asked = []
     monkeypatch.setattr(gdn, "run", lambda runner: asked.append("gdn") or [])
-    monkeypatch.setattr(selftest, "_deep_gemm", lambda runner: [])
+    monkeypatch.setattr(selftest, "_linear", lambda runner: [])
     monkeypatch.setattr(selftest, "_report", {})
     runner = SimpleNamespace(
         device="cuda", model_config=served(monkeypatch, architecture)

@@ -248,3 +248,28 @@ def test_every_variable_of_triton_is_looked_at() -> None:
 def test_defaults_are_of_the_installed_host() -> None:
     assert host.version("sglang") == compat.pinned_versions()[-1]
     assert variables.host_defaults()["SGLANG_USE_AITER"][0] == ""
+
+
+def test_tritons_own_assembler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashInfer would name another one, in every process that imports it."""
+    monkeypatch.setattr(variables, "own_ptxas", lambda: "/Own/ptxas-blackwell")
+    environ: dict[str, str] = {}
+    variables.pin_ptxas(environ)
+    assert environ == {variables.PTXAS: "/Own/ptxas-blackwell"}
+    assert variables.reasons(environ) == []
+    # A given one is kept, and refused, but for Triton's own.
+    environ[variables.PTXAS] = "/usr/local/cuda/bin/ptxas"
+    variables.pin_ptxas(environ)
+    (reason,) = variables.reasons(environ)
+    assert reason.found == f"{variables.PTXAS} is set"
+    # Without Triton there is nothing to name.
+    monkeypatch.setattr(variables, "own_ptxas", lambda: None)
+    environ.clear()
+    variables.pin_ptxas(environ)
+    assert environ == {}
+
+
+def test_where_tritons_assembler_lies() -> None:
+    pytest.importorskip("triton")
+    found = variables.own_ptxas()
+    assert found and Path(found).name == "ptxas-blackwell" and Path(found).exists()
