@@ -34,7 +34,8 @@ def test_every_bucket_is_asked_at_its_edges() -> None:
     for case in asked:
         parts = script.split(case.tokens, case.shape)
         assert sum(parts) == case.tokens and min(parts) > 0
-        assert (len(parts) == 3) is (case.shape == "several")
+        assert (len(parts) == 3) is (case.shape in script.OF_THREE)
+        assert case.shape != "kept" or max(parts) >= script.CHUNK
     assert {c.shape for c in asked} == set(script.SHAPES)
 
 

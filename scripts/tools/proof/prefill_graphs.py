@@ -30,9 +30,11 @@ from tools.proof.matrix import DISABLE_VARIABLE, WEIGHTS_VARIABLE, Row, say
 if TYPE_CHECKING:
     import torch
 
-SHAPES = ("one", "several", "continued")
-"""A step of one prompt, of three, and of a prompt whose first chunk came before."""
-PREFIX, SEED = 64, 20261201
+SHAPES = ("one", "several", "continued", "kept")
+"""A step of one prompt, of three, of a prompt whose first chunk came before, and of
+three whose states at their last chunk are kept, as the prefix cache has it."""
+OF_THREE = ("several", "kept")
+PREFIX, CHUNK, SEED = 64, 64, 20261201
 ARMS = {
     "exact": "every prefill graph against the step without it",
     "rows-planted": "control: a layer that looks at the number of rows",
@@ -60,14 +62,15 @@ def cases(buckets: Iterable[int]) -> Iterator[Case]:
         least = max(below + 1, -(-bucket // 2))
         for tokens in sorted({least, max(least, bucket - 1), bucket}):
             for shape in SHAPES:
-                if shape != "several" or tokens >= len(SHAPES):
+                parts = split(tokens, shape)
+                if min(parts) > 0 and (shape != "kept" or max(parts) >= CHUNK):
                     yield Case(bucket, tokens, shape)
         below = bucket
 
 
 def split(tokens: int, shape: str) -> list[int]:
     """Tokens of each request in a step."""
-    if shape != "several":
+    if shape not in OF_THREE:
         return [tokens]
     small, middle = max(tokens // 5, 1), max(tokens // 3, 1)
     return [middle, small, tokens - middle - small]
@@ -219,13 +222,17 @@ class Stand:
             for request in requests:
                 request.prefix_len = request.extend_end
                 request.extend_end = len(request.full_untruncated_fill_ids)
-        forward = runner.forward
+        forward = step = runner.forward
         if padded and self.rehearsal:
-            runner.forward = lambda batch: forward(pad(batch, case.bucket))
+            step = lambda batch: forward(pad(batch, case.bucket))  # noqa: E731
             self.replayed += 1
         elif padded:
             runner.prefill_cuda_graph_runner = self.graphs
-            runner.forward = self._counted(forward)
+            step = self._counted(forward)
+        kept = case.shape == "kept"
+        runner.forward = (
+            (lambda batch: step(keep(batch, self._kept_slots()))) if kept else step
+        )
         try:
             _, logits, batch = self.host.extend(requests, runner)
         finally:
@@ -233,7 +240,7 @@ class Stand:
         return Bits(
             logits.clone(),
             [(name, buffer.clone()) for name, buffer in self.pools()],
-            self._owned(batch, requests),
+            self._owned(batch, requests, kept),
         )
 
     def _counted(self, forward: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -244,7 +251,14 @@ class Stand:
 
         return counted
 
-    def _owned(self, batch: Any, requests: list[Any]) -> dict[str, torch.Tensor]:
+    def _kept_slots(self) -> list[int]:
+        """Slots of states that no request gets: the pool gives away its first ones."""
+        last = self.pools()[-1][1].shape[0] - 1
+        return [last - row for row in range(len(split(CHUNK, "kept")))]
+
+    def _owned(
+        self, batch: Any, requests: list[Any], kept: bool
+    ) -> dict[str, torch.Tensor]:
         import torch
 
         pool = self.runner.req_to_token_pool
@@ -255,6 +269,13 @@ class Stand:
         ]
         padding = torch.zeros(1, dtype=torch.long, device=batch.device)
         states = pool.translate_mamba_indices(pool.get_mamba_indices(rows)).long()
+        if kept:
+            more = [
+                slot
+                for slot, r in zip(self._kept_slots(), requests, strict=True)
+                if len(r.full_untruncated_fill_ids) >= CHUNK
+            ]
+            states = torch.cat([states, states.new_tensor(more)])
         return {"kv": torch.cat([padding, *slots]), "states": states}
 
     def judge(self, case: Case, seed: int) -> dict[str, int]:
@@ -274,6 +295,19 @@ class Stand:
         torch.manual_seed(SEED)
         for _, buffer in self.pools():
             buffer.normal_()
+
+
+def keep(batch: Any, slots: list[int]) -> Any:
+    """A ForwardBatch whose requests of a chunk or more are kept in slots; in place."""
+    new, old = batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu
+    kept = [tokens >= CHUNK for tokens in new]
+    ends = [a + b if k else -1 for a, b, k in zip(new, old, kept, strict=True)]
+    tensor = batch.req_pool_indices.new_tensor
+    batch.mamba_prefill_track_mask_cpu, batch.mamba_track_seqlens_cpu = kept, ends
+    batch.mamba_track_mask = tensor(kept).bool()
+    batch.mamba_track_seqlens = tensor(ends)
+    batch.mamba_track_indices = tensor(slots).long()
+    return batch
 
 
 def pad(batch: Any, rows: int) -> Any:
