@@ -27,6 +27,8 @@ class Scheme(NamedTuple):
         cache: the host's class that gives attention the scales of a quantised KV cache.
         proved: whole servers were compared on a GPU; until then a server of it attests
             `unverified`.
+        kept: the field with the names of layers that stay bfloat16.
+        turned: whether a weight is [K, N] once it was loaded, and not [N, K].
     """
 
     name: str
@@ -39,6 +41,13 @@ class Scheme(NamedTuple):
     wrong: Callable[[Any], str]
     cache: str
     proved: bool = False
+    kept: str = "modules_to_not_convert"
+    turned: bool = False
+
+    def shape(self, layer: Any) -> tuple[int, int]:
+        """(N, K) of a layer that was loaded."""
+        n, k = layer.weight.shape
+        return (k, n) if self.turned else (n, k)
 
     def says(self) -> str:
         """What a checkpoint of this scheme has, for a message."""
@@ -67,6 +76,19 @@ def _block_fp8_wrong(layer: Any) -> str:
     return ""
 
 
+def _int8_wrong(layer: Any) -> str:
+    """Why a layer would not run on sgl_kernel's int8_scaled_mm."""
+    k, n = layer.weight.shape
+    if str(layer.weight.dtype) != "torch.int8" or layer.weight.stride(0) != 1:
+        return f"INT8 layers with other weights ({layer.weight.dtype})"
+    if n % 8 or k % 16:
+        return f"an INT8 layer of N = {n}, K = {k}, which the kernel does not take"
+    scale = layer.weight_scale
+    if str(scale.dtype) != "torch.float32" or scale.numel() != n:
+        return f"{scale.numel()} INT8 scales of {scale.dtype} for {n} columns"
+    return ""
+
+
 SCHEMES = (
     Scheme(
         "fp8-block",
@@ -87,6 +109,22 @@ SCHEMES = (
         capabilities=((9, 0),),
         wrong=_block_fp8_wrong,
         cache="Fp8KVCacheMethod",
+    ),
+    # Sums of integers have one value in any order; the scales follow, in float32. The
+    # quantiser (kernels/ops/quantization/int8_kernel.py) has one program a row.
+    Scheme(
+        "int8-w8a8",
+        "INT8 weights and activations",
+        {"quant_method": "w8a8_int8"},
+        {"is_dynamic": (True,), "ignore": (), "packed_modules_mapping": ()},
+        method="W8A8Int8LinearMethod",
+        weights="torch.int8",
+        capabilities=((9, 0),),
+        wrong=_int8_wrong,
+        # The host's method has none.
+        cache="",
+        kept="ignore",
+        turned=True,
     ),
 )
 BY_NAME = {scheme.name: scheme for scheme in SCHEMES}

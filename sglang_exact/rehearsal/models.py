@@ -160,7 +160,7 @@ def make_27b_target(
         gates = ("in_proj_a", "in_proj_b", "in_proj_ba")
         config["quantization_config"] = {
             **schemes.BY_NAME[scheme].config,
-            "modules_to_not_convert": ["lm_head"]
+            schemes.BY_NAME[scheme].kept: ["lm_head"]
             + [
                 f"model.layers.{layer}.linear_attn.{gate}"
                 for layer in range(layers)

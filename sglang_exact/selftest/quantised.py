@@ -30,8 +30,7 @@ def layers(model: torch.nn.Module, scheme: Scheme) -> dict[Shape, Any]:
     for name, module in model.named_modules():
         method = type(getattr(module, "quant_method", None)).__name__
         if method == scheme.method and "visual" not in name.split("."):
-            n, k = module.weight.shape
-            found.setdefault((n, k), module)
+            found.setdefault(scheme.shape(module), module)
     return found
 
 

@@ -81,8 +81,26 @@ def test_what_is_made_is_served(tmp_path: Path) -> None:
         found = json.loads((folder / "config.json").read_text())
         assert schemes.of(found) is schemes.BY_NAME[name]
         assert scope_model.model_reasons(found, "bfloat16") == []
-        kept = found["quantization_config"]["modules_to_not_convert"]
+        kept = found["quantization_config"][schemes.BY_NAME[name].kept]
         assert "model.layers.3.linear_attn.in_proj_a" in kept
+
+
+INT8 = {"quant_method": "w8a8_int8", "ignore": ["lm_head"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "served"),
+    [
+        ({}, True),
+        ({"is_dynamic": True}, True),
+        ({"is_dynamic": False}, False),
+        ({"quant_method": "compressed-tensors"}, False),
+        ({"weight_block_size": [128, 128]}, False),
+    ],
+)
+def test_int8_is_found(changes: dict[str, Any], served: bool) -> None:
+    found = schemes.find({**INT8, **changes})
+    assert found is (schemes.BY_NAME["int8-w8a8"] if served else None)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +166,51 @@ def test_the_layers_as_built(changes: dict[str, Any], said: str | None) -> None:
     assert all(reason.found.startswith(said or "") for reason in found)
     # Without the scheme, FP8 layers are as strange as ever.
     assert len(scope_model.live_reasons(built(), torch.bfloat16)) == 2
+
+
+class W8A8Int8LinearMethod:
+    """Stands in for the host's."""
+
+
+def built_int8(
+    n: int = 48, k: int = 64, scales: int = 48, kind: str = "float32", row: bool = False
+) -> Any:
+    torch = pytest.importorskip("torch")
+    top = built()
+    top.layer.quant_method = W8A8Int8LinearMethod()
+    del top.layer.weight_scale_inv
+    weight = torch.zeros(n, k, dtype=torch.int8).t()
+    held = {
+        "weight": weight.contiguous() if row else weight,
+        "weight_scale": torch.zeros(scales, 1, dtype=getattr(torch, kind)),
+    }
+    for name, tensor in held.items():
+        setattr(top.layer, name, torch.nn.Parameter(tensor, requires_grad=False))
+    return top
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"row": True}, "INT8 layers with other weights (torch.int8)"),
+        ({"n": 44, "scales": 44}, "an INT8 layer of N = 44, K = 64"),
+        ({"k": 40}, "an INT8 layer of N = 48, K = 40"),
+        ({"scales": 1}, "1 INT8 scales of torch.float32 for 48 columns"),
+        ({"kind": "bfloat16"}, "48 INT8 scales of torch.bfloat16"),
+    ],
+)
+def test_the_int8_layers_as_built(changes: dict[str, Any], said: str | None) -> None:
+    torch = pytest.importorskip("torch")
+    scheme, model = schemes.BY_NAME["int8-w8a8"], built_int8(**changes)
+    found = scope_model.live_reasons(model, torch.bfloat16, scheme)
+    assert len(found) == (said is not None)
+    assert all(reason.found.startswith(said or "") for reason in found)
+    if not changes:
+        assert scheme.shape(model.layer) == (48, 64)
+    # Each scheme knows its own layers alone.
+    other = schemes.BY_NAME["fp8-block"]
+    assert len(scope_model.live_reasons(model, torch.bfloat16, other)) == 2
 
 
 def test_scales_of_another_dtype_are_refused() -> None:

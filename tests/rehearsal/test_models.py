@@ -178,6 +178,38 @@ def test_dummy_weights_are_quantised_by_blocks() -> None:
     assert not torch.equal(other.held["proj.weight_scale_inv"], scales)
 
 
+def test_dummy_weights_are_quantised_by_rows() -> None:
+    """Half a step of a row's scale from the seeded bfloat16 weight, at most."""
+    model = Quantized(scales=False)
+    model.held = {
+        "proj.weight": torch.zeros(40, 96, dtype=torch.int8),
+        "proj.weight_scale": torch.zeros(40, 1),
+    }
+    dummy_weights.initialize_dummy_weights(model)
+    weight, scales = model.held.values()
+    wide = torch.empty(40, 96, dtype=torch.bfloat16)
+    generator = torch.Generator().manual_seed(
+        dummy_weights.seed_of("proj.weight", 1234)
+    )
+    dummy_weights._fill("proj.weight", wide, generator, False)
+    assert (weight.abs().amax(1) == 127).all()
+    assert torch.equal(scales, wide.float().abs().amax(1, keepdim=True) / 127)
+    off = (weight.float() * scales - wide.float()).abs()
+    assert (off <= scales * 0.501).all()
+
+
+def test_dummy_weights_leave_what_no_checkpoint_says_of_a_cache() -> None:
+    """The host takes a scale below zero for none; a random one would be used."""
+    model = Quantized(scales=True)
+    held = {f"attn.{name}_scale": torch.tensor(-1.0) for name in "kv"}
+    # Words of a format without scales of its own: as the host left them.
+    held["proj.qweight"] = torch.zeros(4, dtype=torch.int8)
+    model.held |= held
+    dummy_weights.initialize_dummy_weights(model)
+    assert [float(held[f"attn.{name}_scale"]) for name in "kv"] == [-1.0, -1.0]
+    assert not held["proj.qweight"].any()
+
+
 def test_dummy_weights_need_scales_of_quantised_weights() -> None:
     with pytest.raises(ValueError, match="found torch.float8_e4m3fn"):
         dummy_weights.initialize_dummy_weights(Quantized(scales=False))
