@@ -35,7 +35,7 @@ def test_every_bucket_is_asked_at_its_edges() -> None:
     for case in asked:
         parts = steps.split(case.tokens, case.shape)
         assert sum(parts) == case.tokens and min(parts) > 0
-        assert (len(parts) == 3) is (case.shape in script.OF_THREE)
+        assert (len(parts) == 3) is (case.shape in steps.OF_THREE)
         assert case.shape != "kept" or max(parts) >= steps.CHUNK
     assert {c.shape for c in asked} == set(steps.SHAPES)
 
