@@ -85,6 +85,7 @@ def runtime_facts(scheduler: Any) -> dict[str, Any]:
     runner, parallel = scheduler.tp_worker.model_runner, get_parallel()
     device = str(runner.device)
     scheme = schemes.of(runner.model_config.hf_config)
+    graphs = runner.prefill_cuda_graph_runner
     facts: dict[str, Any] = {
         "rank": int(parallel.tp_rank),
         "tp_size": int(parallel.tp_size),
@@ -94,8 +95,10 @@ def runtime_facts(scheduler: Any) -> dict[str, Any]:
         # How weights are quantised, one of `schemes`; None for bfloat16.
         "scheme": scheme.name if scheme else None,
         # Rows of each prefill graph, as captured; empty without them.
-        "prefill_graphs": list(
-            getattr(runner.prefill_cuda_graph_runner, "capture_num_tokens", ())
+        "prefill_graphs": list(getattr(graphs, "capture_num_tokens", ())),
+        # Whether GDN's layers are in them, or break them: the bits are the same.
+        "prefill_graphs_hold_gdn": bool(
+            getattr(graphs, "use_captured_attn_metadata", False)
         ),
         "gpu": None,
         "compute_capability": None,

@@ -92,9 +92,13 @@ def offer(backend: Any) -> None:
 
 
 def supports(self: Any) -> bool:
-    """Whether this backend's extend can be captured: of the host's Triton kernels."""
+    """Whether this backend's extend can be captured: of the host's Triton kernels.
+
+    An MTP head has such a backend too, and no GDN layer: its graphs stay as they are.
+    """
     name = type(self.kernel_dispatcher.extend_kernel).__name__
-    return name == "TritonGDNKernel" and not self.enable_mis
+    other = self.enable_mis or self.is_draft_worker
+    return name == "TritonGDNKernel" and not other
 
 
 def active(self: Any) -> bool:

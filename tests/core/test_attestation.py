@@ -157,8 +157,13 @@ def test_log_line_shows_test_settings() -> None:
     )
 
 
-@pytest.mark.parametrize(("runner", "rows"), [({"capture_num_tokens": [4, 8]}, [4, 8]),
-                                              ({}, []), (None, [])])  # fmt: skip
+HOLDS = {"capture_num_tokens": [4, 8], "use_captured_attn_metadata": True}
+BREAKS = {"capture_num_tokens": [4, 8], "use_captured_attn_metadata": False}
+
+
+@pytest.mark.parametrize(
+    ("runner", "rows"), [(HOLDS, [4, 8]), (BREAKS, [4, 8]), ({}, []), (None, [])]
+)
 def test_prefill_graphs_are_attested_as_captured(
     monkeypatch: pytest.MonkeyPatch, runner: dict[str, Any] | None, rows: list[int]
 ) -> None:
@@ -175,5 +180,6 @@ def test_prefill_graphs_are_attested_as_captured(
     worker = SimpleNamespace(model_runner=model)
     facts = attestation.runtime_facts(SimpleNamespace(tp_worker=worker))
     assert facts["prefill_graphs"] == rows
+    assert facts["prefill_graphs_hold_gdn"] is (runner is HOLDS)
     others = [rank(0, prefill_graphs=[4]), rank(1, prefill_graphs=[4, 8])]
     assert len(attestation.rank_reasons(others)) == 1

@@ -41,6 +41,7 @@ ELSEWHERE = {
     "scripts/test": ".ci/run",
     "scripts/rehearsal_env": "scripts/test",
     "scripts/demo": "tests/docs/test_demo.py",
+    "scripts/smollm2": "tests/tools/test_smollm2.py",
     "scripts/offline_bundle": "tests/offline",
     "scripts/bench_kernels.py": "tests/kernels",
     "sglang-exact bench": "tests/bench",

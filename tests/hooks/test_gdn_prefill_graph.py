@@ -37,8 +37,11 @@ STEPS = (
     (48, [5, 1, 30], [0, 64, 0]),
     (80, [64, 3], [64, 0]),
     (144, [130], [0]),
+    (208, [70, 130], [0, 64]),
+    (48, [3] * gdn_prefill_graph.MAX_REQUESTS, [0, 64] * 8),
 )
-"""Bucket, tokens of each request, and how many came before."""
+"""Bucket, tokens of each request, and how many came before. A request that ends on the
+grid keeps its last state, one that ends elsewhere the state before a chunk."""
 
 
 class Step(NamedTuple):
@@ -83,7 +86,7 @@ def make(shape: Shape, layer: Any, tokens: int, count: int, seed: int) -> Step:
 class Backend:
     """Stands in for GDNAttnBackend: pools, and the kernel."""
 
-    enable_mis = False
+    enable_mis = is_draft_worker = False
     mamba_chunk_size = 64
 
     def __init__(self, shape: Shape, step: Step) -> None:
@@ -133,12 +136,14 @@ def offered(monkeypatch: pytest.MonkeyPatch, shape: Shape, kernel: Any) -> None:
 def batch_of(
     backend: Backend, step: Step, lengths: list[int], before: list[int]
 ) -> Any:
-    """A ForwardBatch of these requests; each is kept at its last 64 in the step."""
+    """A ForwardBatch of these requests; each is kept at its last 64 in the step.
+
+    As the host's scheduler says it: the end of the step, on the grid or not.
+    """
     count, device = len(lengths), step.conv.device
     backend.slots[:count] = torch.tensor(step.slots[:count], dtype=torch.int32)
     ends = [old + new for old, new in zip(before, lengths, strict=True)]
-    cuts = [end // 64 * 64 for end in ends]
-    kept = [cut > old for cut, old in zip(cuts, before, strict=True)]
+    kept = [new >= 64 for new in lengths]
     return SimpleNamespace(
         req_pool_indices=torch.arange(count, device=device),
         _original_batch_size=None,
@@ -149,7 +154,7 @@ def batch_of(
         extend_prefix_lens_cpu=before,
         mamba_track_mask=torch.tensor(kept),
         mamba_prefill_track_mask_cpu=kept,
-        mamba_track_seqlens_cpu=cuts,
+        mamba_track_seqlens_cpu=ends,
         mamba_track_indices=torch.arange(count, device=device) + SLOTS // 2,
         forward_mode=SimpleNamespace(is_target_verify=lambda: False),
     )
@@ -162,12 +167,7 @@ def without(layer: Any, step: Step, backend: Backend, batch: Any) -> Any:
     lengths, device = batch.extend_seq_lens_cpu, step.conv.device
     tokens, conv, states = sum(lengths), backend.conv, backend.states
     starts = torch.tensor([0, *lengths]).cumsum(0).int()
-    cuts = [
-        a - b
-        for a, b in zip(
-            batch.mamba_track_seqlens_cpu, batch.extend_prefix_lens_cpu, strict=True
-        )
-    ]
+    cuts = [length // 64 * 64 for length in lengths]
     for row, kept in enumerate(batch.mamba_prefill_track_mask_cpu):
         if kept:
             begin = int(starts[row]) + cuts[row] - WIDTH
@@ -185,8 +185,8 @@ def without(layer: Any, step: Step, backend: Backend, batch: Any) -> Any:
     track = torch.zeros(len(lengths), *states.shape[1:], device=device)
     tracked = batch.mamba_prefill_track_mask_cpu
     inner = [
-        cut // 64 if kept and cut % 64 else -1
-        for cut, kept in zip(cuts, tracked, strict=True)
+        cut // 64 if kept and cut < length else -1
+        for cut, length, kept in zip(cuts, lengths, tracked, strict=True)
     ]
     out, _, _ = prefix_snapshot.kept(
         SimpleNamespace(), q, k, v, gates, beta, ssm_states=states, cache_indices=slots,
@@ -276,8 +276,41 @@ def test_tables_have_the_bits_of_the_step_without(
 @pytest.mark.parametrize("shape", SHAPES, indirect=True)
 def test_tables_of_another_step_differ(shape: Shape) -> None:
     """The control: what was captured with is replayed."""
-    ours, theirs = run(shape, 48, [5, 1, 42], [0, 64, 0], stale=True)
-    assert not torch.equal(ours[0], theirs[0])
+    ours, theirs = run(shape, 200, [70, 130], [0, 64], stale=True)
+    for name, a, b in zip(("outputs", "conv", "states"), ours, theirs, strict=True):
+        assert not torch.equal(a, b), name
+
+
+def test_outputs_have_one_tile_whatever_the_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A graph knows its bucket, the step without it its tokens: both take 64."""
+    from sglang.kernels.ops.attention.fla import chunk_o
+
+    found: list[int] = []
+
+    class Launcher:
+        def __getitem__(self, _: Any) -> Any:
+            return lambda *_, BT, **__: found.append(BT)
+
+    monkeypatch.setattr(chunk_o, "chunk_fwd_kernel_o", Launcher())
+
+    def tiles(host: bool) -> list[int]:
+        found.clear()
+        for tokens in (1, 20, 100):
+            q = torch.zeros(1, tokens, 1, 64)
+            starts, table = torch.tensor([0, tokens]), torch.zeros(2, 2)
+            if host:
+                chunk_o.chunk_fwd_o(q, q, q, q, q[..., 0], cu_seqlens=starts)
+            else:
+                prefix_snapshot._outputs(
+                    *(q, q, q, q, q[..., 0], 64), cu_seqlens=starts, chunk_indices=table
+                )
+        return list(found)
+
+    assert tiles(host=False) == [64, 64, 64]
+    # The control: the host's own choice.
+    assert tiles(host=True) == [16, 32, 64]
 
 
 @pytest.mark.parametrize("shape", SHAPES[:1], indirect=True)
@@ -308,7 +341,10 @@ def test_verify_and_eager_steps_take_the_host(shape: Shape) -> None:
 def test_only_the_kernels_it_knows_are_captured(shape: Shape) -> None:
     backend = Backend(shape, make(shape, layer_of(shape), 4, 1, seed=1))
     assert backend.supports_prefill_graph_extend()
-    backend.enable_mis = True
-    assert not backend.supports_prefill_graph_extend()
-    backend.enable_mis, backend.kernel_dispatcher.extend_kernel = False, object()
+    for other in ("enable_mis", "is_draft_worker"):
+        setattr(backend, other, True)
+        assert not backend.supports_prefill_graph_extend()
+        setattr(backend, other, False)
+    assert backend.supports_prefill_graph_extend()
+    backend.kernel_dispatcher.extend_kernel = object()
     assert not backend.supports_prefill_graph_extend()

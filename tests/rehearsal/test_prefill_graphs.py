@@ -16,12 +16,13 @@ torch = pytest.importorskip("torch")
 
 from sglang_exact.rehearsal import models  # noqa: E402
 from tools.proof import prefill_graphs as script  # noqa: E402
+from tools.proof import prefill_steps as steps  # noqa: E402
 
 BUCKETS = (4, 8, 12, 64, 512)
 
 
 def test_every_bucket_is_asked_at_its_edges() -> None:
-    asked = list(script.cases(BUCKETS))
+    asked = list(steps.cases(BUCKETS))
     found = {b: sorted({c.tokens for c in asked if c.bucket == b}) for b in BUCKETS}
     # From half of its rows on, but not what the bucket below takes.
     assert found == {
@@ -32,23 +33,24 @@ def test_every_bucket_is_asked_at_its_edges() -> None:
         512: [256, 511, 512],
     }
     for case in asked:
-        parts = script.split(case.tokens, case.shape)
+        parts = steps.split(case.tokens, case.shape)
         assert sum(parts) == case.tokens and min(parts) > 0
-        assert (len(parts) == 3) is (case.shape == "several")
-    assert {c.shape for c in asked} == set(script.SHAPES)
+        assert (len(parts) == 3) is (case.shape in steps.OF_THREE)
+        assert case.shape != "kept" or max(parts) >= steps.CHUNK
+    assert {c.shape for c in asked} == set(steps.SHAPES)
 
 
-def bits() -> tuple[list[tuple[str, Any]], script.Bits]:
+def bits() -> tuple[list[tuple[str, Any]], steps.Bits]:
     """Pools before a step, and what a step left that wrote nothing."""
     torch.manual_seed(0)
     before = [("kv", torch.randn(8, 2)), ("states", torch.randn(4, 3))]
     owned = {"kv": torch.tensor([0, 2, 3]), "states": torch.tensor([1])}
-    return before, script.Bits(torch.randn(1, 5), before, owned)
+    return before, steps.Bits(torch.randn(1, 5), before, owned)
 
 
 def test_nothing_written_differs_nowhere() -> None:
     before, left = bits()
-    found = script.compare(before, left, left)
+    found = steps.compare(before, left, left)
     assert found == {"logits": 0, "kv": 0, "states": 0, "foreign": 0}
 
 
@@ -61,7 +63,7 @@ def test_one_bit_is_found(pool: int, slot: int, where: str) -> None:
     before, eager = bits()
     pools = [(name, tensor.clone()) for name, tensor in before]
     pools[pool][1].view(torch.int32)[slot, 1] ^= 1
-    found = script.compare(before, eager._replace(pools=pools), eager)
+    found = steps.compare(before, eager._replace(pools=pools), eager)
     assert {part for part, count in found.items() if count} == ({where} - {""})
 
 
@@ -69,7 +71,7 @@ def test_one_bit_of_a_logit_is_found() -> None:
     before, eager = bits()
     logits = eager.logits.clone()
     logits.view(torch.int32)[0, 4] ^= 1
-    found = script.compare(before, eager._replace(logits=logits), eager)
+    found = steps.compare(before, eager._replace(logits=logits), eager)
     assert found == {"logits": 1, "kv": 0, "states": 0, "foreign": 0}
 
 

@@ -3,6 +3,7 @@
 
     scripts/demo [--json FILE]                  without a GPU: a tiny model, minutes
     scripts/demo --layers 4|64 [--json FILE]    on a GPU: the 27B's width, CUDA graphs
+    scripts/demo --trained FOLDER               a trained model's text (`trained.py`)
 
 Random weights; an oracle drafter sets the acceptance. Exit status 0 only if stock
 speculation differs from plain decoding and every exact pass equals it.
@@ -191,6 +192,10 @@ def side_by_side(layers: int | None) -> int:
 
 def main(args: argparse.Namespace) -> int:
     """Run the demonstration; 0 if everything is as promised, 1 if not."""
+    if args.trained:
+        from tools.proof import trained
+
+        return trained.main(args)
     console = Console()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="sglang-exact-demo-") as temporary:

@@ -230,6 +230,12 @@ def demo(argv: Sequence[str]) -> argparse.Namespace:
     add("--layers", type=int, choices=(4, 64), help="run on the GPU")
     add("--new-tokens", type=int, help="per prompt")
     add("--work", help="keep models and logs here")
+    add("--trained", metavar="FOLDER", help="trained weights, as scripts/smollm2 has")
+    add("--html", help="with --trained: the texts as a page")
     args = parser.parse_args(argv)
+    if args.html and not args.trained:
+        parser.error("found --html without --trained, expected both")
+    if args.trained and args.layers:
+        parser.error("found --trained and --layers, expected one of them")
     args.argv = list(argv)
     return args
